@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small helpers that every part of the package shares: the error format and the device query."""
+
+import functools
+
+
+def describe_error(
+    what: str,
+    *,
+    where: object = None,
+    expected: object = None,
+    found: object = None,
+    remedy: str | None = None,
+) -> str:
+    """Compose the one error format of this package.
+
+    Args:
+        what: The problem in one clause, without a final dot.
+        where: The module, file, key or request field concerned.
+        expected: The value, shape, dtype or range that would have been right.
+        found: What was there instead.
+        remedy: What the caller can do about it.
+
+    Returns:
+        ``"what (where: ...): expected ..., found .... Remedy: ...."``, absent parts left out.
+    """
+    message = what if where is None else f"{what} (where: {where})"
+    facts = [
+        f"{label} {value}"
+        for label, value in (("expected", expected), ("found", found))
+        if value is not None
+    ]
+    if facts:
+        message += ": " + ", ".join(facts)
+    message += "."
+    if remedy is not None:
+        message += f" Remedy: {remedy.rstrip('.')}."
+    return message
+
+
+@functools.cache
+def get_sm_version(device_index: int | None = None) -> int:
+    """Return the compute capability of a CUDA device as an int, 90 for sm_90.
+
+    Args:
+        device_index: CUDA device ordinal; the current device when None.
+
+    Raises:
+        RuntimeError: no CUDA device is visible.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            describe_error(
+                "No CUDA device to read the SM version from",
+                expected="a visible CUDA device",
+                found="torch.cuda.is_available() is False",
+                remedy="run on a machine with an NVIDIA GPU, or use the CPU path",
+            )
+        )
+    major, minor = torch.cuda.get_device_capability(device_index)
+    return major * 10 + minor
