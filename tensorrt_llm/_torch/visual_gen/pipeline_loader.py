@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From ``VisualGenArgs`` to a pipeline that is ready to generate.
+
+The order is: find the files, judge the configuration, plan the weights on a model without memory,
+and only then allocate and copy. A checkpoint that is refused costs neither time nor memory, and
+what either precision mode needs is tried once before the first request.
+"""
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from tensorrt_llm._torch.visual_gen.checkpoints.safetensors_folder import SafetensorsFolder
+from tensorrt_llm._torch.visual_gen.checkpoints.source import CheckpointSource, resolve_source
+from tensorrt_llm._torch.visual_gen.checkpoints.weight_plan import apply_plan, plan_weights
+from tensorrt_llm._torch.visual_gen.config import DiffusionPipelineConfig
+from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import Cosmos3VFMTransformer
+from tensorrt_llm._torch.visual_gen.pipeline_registry import find_pipeline
+from tensorrt_llm._utils import describe_error
+from tensorrt_llm.logger import logger
+
+if TYPE_CHECKING:
+    from tensorrt_llm.visual_gen.args import VisualGenArgs
+
+_GUARDRAILS_OFF = "TRTLLM_DISABLE_COSMOS3_GUARDRAILS"
+_GIB = 2**30
+_SCHEDULERS = ("UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler")
+# Longer than any pair of windows, so that its middle is a native step.
+_PROBE_STEPS = 1000
+
+
+@dataclass(frozen=True)
+class Cosmos3Components:
+    """Everything a pipeline is made of. Nothing here is changed by a request.
+
+    Attributes:
+        transformer: Loaded Cosmos3VFMTransformer.
+        vae: diffusers AutoencoderKLWan, BF16 (FP32 beside an FP32 transformer).
+        tokenizer: transformers tokenizer with a chat template.
+        scheduler: diffusers scheduler as configured by the checkpoint; requests copy it.
+        model: The caller's name of the checkpoint.
+        revision: The caller's revision.
+        commit: The Hub commit of the files, None for a folder.
+        default_use_system_prompt: The checkpoint's default, false where it says nothing.
+        use_native_flow_schedule: The checkpoint's flag.
+        negative_prompt: Text of the checkpoint's assets/negative_prompt.json, if it has one.
+        device: Where generation runs.
+    """
+
+    transformer: Cosmos3VFMTransformer
+    vae: nn.Module
+    tokenizer: Any
+    scheduler: Any
+    model: str
+    revision: str | None
+    commit: str | None
+    default_use_system_prompt: bool
+    use_native_flow_schedule: bool
+    negative_prompt: str | None
+    device: torch.device
+
+
+class PipelineLoader:
+    """Builds the pipeline that ``args`` describe.
+
+    Args:
+        args: The public arguments.
+        device: Where to generate; CUDA when there is a device, else CPU.
+    """
+
+    def __init__(self, args: "VisualGenArgs", device: torch.device | str | None = None) -> None:
+        self.args = args
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(device or default)
+
+    def load(self, skip_warmup: bool = False) -> Any:
+        """Load the checkpoint and return its pipeline, with ``.transformer``.
+
+        Args:
+            skip_warmup: Leave out the warm-up that ``compilation_config`` asks for. The short probe
+                of both precision modes always runs.
+
+        Raises:
+            ValueError: a checkpoint or an option that contradicts itself.
+            NotImplementedError: one that is valid and not built.
+            MemoryError: weights that don't fit the device.
+        """
+        source = resolve_source(self.args.model, self.args.revision)
+        index = _read_json(source.path / "model_index.json")
+        pipeline_class = find_pipeline(index.get("_class_name")).load_class()
+        _check_model_index(index)
+        config = DiffusionPipelineConfig.from_pretrained(source.path, args=self.args)
+        transformer = self._load_transformer(source, config.primary_model_config)
+        components = self._load_components(source, index, transformer)
+        _probe_precisions(transformer)
+        self._compile(transformer, config.primary_model_config)
+        pipeline = pipeline_class(components)
+        warmup = self.args.compilation_config
+        if not (skip_warmup or warmup.skip_warmup):
+            pipeline.warmup(resolutions=warmup.resolutions, num_frames=warmup.num_frames)
+        return pipeline
+
+    def _load_transformer(self, source: CheckpointSource, model_config) -> Cosmos3VFMTransformer:
+        start = time.perf_counter()
+        weights = SafetensorsFolder(source.path / "transformer")
+        with torch.device("meta"):
+            transformer = Cosmos3VFMTransformer(model_config)
+        plan = plan_weights(transformer, weights)
+        _check_memory(transformer, self.device)
+        transformer.to_empty(device=self.device)
+        apply_plan(plan, weights, progress=True)
+        transformer.post_load_weights()
+        transformer.eval()
+        logger.info(
+            "Loaded %.2f GiB of transformer weights in %.1f s; FP8 linears: %s.",
+            plan.num_bytes / _GIB,
+            time.perf_counter() - start,
+            transformer.fp8_linear_counts(),
+        )
+        return transformer
+
+    def _load_components(
+        self, source: CheckpointSource, index: dict, transformer: Cosmos3VFMTransformer
+    ) -> Cosmos3Components:
+        import diffusers
+        from transformers import AutoTokenizer
+
+        dtype = torch.float32 if transformer.dtype == torch.float32 else torch.bfloat16
+        vae = diffusers.AutoencoderKLWan.from_pretrained(source.path / "vae", torch_dtype=dtype)
+        scheduler_name = _scheduler_class_name(source.path / "scheduler" / "scheduler_config.json")
+        scheduler = getattr(diffusers, scheduler_name).from_pretrained(source.path / "scheduler")
+        negative = source.path / "assets" / "negative_prompt.json"
+        return Cosmos3Components(
+            transformer=transformer,
+            vae=vae.to(self.device).eval().requires_grad_(False),
+            tokenizer=AutoTokenizer.from_pretrained(source.path / "text_tokenizer"),
+            scheduler=scheduler,
+            model=source.model,
+            revision=source.revision,
+            commit=source.commit,
+            default_use_system_prompt=bool(index.get("default_use_system_prompt", False)),
+            use_native_flow_schedule=bool(index.get("use_native_flow_schedule", False)),
+            negative_prompt=json.dumps(_read_json(negative)) if negative.is_file() else None,
+            device=self.device,
+        )
+
+    def _compile(self, transformer: Cosmos3VFMTransformer, model_config) -> None:
+        """Compile the halves of each generation layer around attention.
+
+        Attention alone depends on the prompt's length, so one graph a precision mode serves every
+        prompt; dynamic shapes let it serve every size.
+        """
+        wanted = model_config.torch_compile.enable
+        if not (self.device.type == "cuda" if wanted is None else wanted):
+            return
+        fullgraph = model_config.torch_compile.enable_fullgraph
+        for layer in transformer.gen_layers:
+            layer.project = torch.compile(layer.project, fullgraph=fullgraph, dynamic=True)
+            layer.finish = torch.compile(layer.finish, fullgraph=fullgraph, dynamic=True)
+        count = len(transformer.gen_layers)
+        logger.info("torch.compile: %d generation layers, fullgraph %s.", count, fullgraph)
+
+
+def _scheduler_class_name(path: Path) -> str:
+    """The scheduler class of a checkpoint; UniPC where an older file names none."""
+    name = _read_json(path).get("_class_name") or _SCHEDULERS[0]
+    if name not in _SCHEDULERS:
+        raise ValueError(
+            describe_error(
+                "Unknown scheduler",
+                where=f"{path}, _class_name",
+                expected=f"one of {_SCHEDULERS}",
+                found=repr(name),
+                remedy="use the checkpoint's own scheduler folder",
+            )
+        )
+    return name
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            describe_error(
+                "A checkpoint file can't be read",
+                where=path,
+                expected="JSON",
+                found=error,
+                remedy="download it again",
+            )
+        ) from error
+
+
+def _check_model_index(index: dict) -> None:
+    if index.get("use_native_flow_schedule", False):
+        raise NotImplementedError(
+            describe_error(
+                "use_native_flow_schedule belongs to the Edge family, which is not supported",
+                where="model_index.json, use_native_flow_schedule",
+                expected="false or absent",
+                found="true",
+                remedy="use a Cosmos3 Nano or Super checkpoint",
+            )
+        )
+    if index.get("enable_safety_checker", True) and os.environ.get(_GUARDRAILS_OFF) != "1":
+        raise NotImplementedError(
+            describe_error(
+                "This checkpoint asks for guardrails, which are not built yet",
+                where="model_index.json, enable_safety_checker",
+                expected="false",
+                found="true, or absent, which means true",
+                remedy=f"set {_GUARDRAILS_OFF}=1 to take the checks upon yourself",
+            )
+        )
+
+
+def _check_memory(transformer: nn.Module, device: torch.device) -> None:
+    """Report need against free memory, and refuse before allocating what can't fit."""
+    tensors = [*transformer.parameters(), *transformer.buffers()]
+    need = sum(t.numel() * t.element_size() for t in tensors)
+    if device.type != "cuda":
+        logger.info("Transformer weights need %.2f GiB.", need / _GIB)
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    logger.info(
+        "Transformer weights need %.2f GiB; %.2f of %.2f GiB are free on %s.",
+        need / _GIB,
+        free / _GIB,
+        total / _GIB,
+        device,
+    )
+    if need > free:
+        raise MemoryError(
+            describe_error(
+                "The weights don't fit the device",
+                where=str(device),
+                expected=f"{need / _GIB:.2f} GiB free",
+                found=f"{free / _GIB:.2f} of {total / _GIB:.2f} GiB",
+                remedy="use the fp8 revision, a smaller model or a larger device",
+            )
+        )
+
+
+@torch.inference_mode()
+def _probe_precisions(transformer: Cosmos3VFMTransformer) -> None:
+    """Run the smallest possible call at the start, the middle and the end of a long schedule.
+
+    That covers every precision mode a request can meet, so a GEMM or kernel that is missing shows
+    here and not minutes into a video.
+
+    Raises:
+        RuntimeError: velocities that are not finite.
+    """
+    patch = transformer.arch.latent_patch_size
+    device = transformer.device
+    latents = torch.zeros(1, transformer.arch.latent_channel, 1, patch, patch, device=device)
+    text = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    timestep = torch.full((1,), 0.5, device=device)
+    try:
+        for step in (0, _PROBE_STEPS // 2, _PROBE_STEPS - 1):
+            transformer.set_denoising_step(step, _PROBE_STEPS)
+            output = transformer(
+                hidden_states=latents,
+                timestep=timestep,
+                text_ids=text,
+                text_mask=torch.ones_like(text),
+                video_shape=tuple(latents.shape[2:]),
+                raw_timestep=timestep * 1000,
+            )
+            if not bool(torch.isfinite(output.video).all()):
+                raise RuntimeError(
+                    describe_error(
+                        "The loaded weights give velocities that are not finite",
+                        where=f"probe at precision {transformer.gen_precision}",
+                        expected="finite values",
+                        found="NaN or infinity",
+                        remedy="download the checkpoint again",
+                    )
+                )
+    finally:
+        transformer.reset_denoising_step()
+        transformer.reset_cache()
