@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of single request values, and the collector that reports all violations at once."""
+
+import math
+import numbers
+import reprlib
+from typing import Any
+
+# The VAE makes one latent row or column of 16 pixels (cosmos3.md B.2).
+SPATIAL_FACTOR = 16
+MAX_SIDE = 4096
+# Text this long can't fit max_sequence_length; refusing it here spares the tokenizer megabytes.
+MAX_PROMPT_CHARACTERS = 200_000
+# Raw timesteps run from 0 to num_train_timesteps.
+MAX_TIMESTEP = 1000.0
+
+
+class Violations:
+    """Collects what is wrong with a request; ``raise_if_any`` ends the collecting."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def add(self, name: str, expected: str, found: object) -> None:
+        """Note one violation; ``found`` is shortened, it may be megabytes."""
+        self.found.append(f"{name}: expected {expected}, found {reprlib.repr(found)}")
+
+    def raise_if_any(self) -> None:
+        """Raises ValueError with every violation."""
+        if self.found:
+            raise ValueError(f"Parameter validation failed: {'; '.join(self.found)}.")
+
+    def integer(self, name: str, value: Any, low: int, high: int) -> int:
+        """``value`` as an int within [low, high]; a bool is none."""
+        is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        if is_integer and low <= value <= high:
+            return int(value)
+        self.add(name, f"an integer from {low} to {high}", value)
+        return low
+
+    def number(self, name: str, value: Any, low: float, high: float = math.inf) -> float:
+        """``value`` as a finite float within [low, high]; a bool is none."""
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if is_number and low <= value <= high and math.isfinite(as_float := _to_float(value)):
+            return as_float
+        bounds = f"from {low:g} to {high:g}" if math.isfinite(high) else f"of {low:g} or more"
+        self.add(name, f"a finite number {bounds}", value)
+        return low
+
+    def flag(self, name: str, value: Any) -> bool:
+        """``value``, which must be True or False."""
+        if not isinstance(value, bool):
+            self.add(name, "True or False", value)
+        return value is True
+
+    def text(self, name: str, value: Any, allow_blank: bool = True) -> str:
+        """``value`` as a str that UTF-8 can encode, of at most MAX_PROMPT_CHARACTERS."""
+        if not isinstance(value, str) or not (allow_blank or value.strip()):
+            self.add(name, "text", value)
+        elif len(value) > MAX_PROMPT_CHARACTERS:
+            self.add(
+                name, f"at most {MAX_PROMPT_CHARACTERS} characters", f"{len(value)} characters"
+            )
+        elif any("\ud800" <= character <= "\udfff" for character in value):
+            self.add(name, "valid Unicode", "a lone surrogate")
+        else:
+            return value
+        return ""
+
+    def side(self, name: str, value: Any) -> int:
+        """A height or width in pixels."""
+        side = self.integer(name, value, SPATIAL_FACTOR, MAX_SIDE)
+        below = side // SPATIAL_FACTOR * SPATIAL_FACTOR
+        if below != side:
+            nearest = f"nearest: {below} and {below + SPATIAL_FACTOR}"
+            self.add(name, f"a multiple of {SPATIAL_FACTOR} ({nearest})", value)
+        return below
+
+    def interval(self, name: str, value: Any) -> tuple[float, float] | None:
+        """Two ascending raw timesteps."""
+        if not isinstance(value, (list, tuple)) or len(value) != 2:
+            self.add(name, "two numbers [low, high]", value)
+            return None
+        low, high = (self.number(name, bound, 0.0, MAX_TIMESTEP) for bound in value)
+        if low > high:
+            self.add(name, "low <= high", value)
+        return low, high
+
+
+def _to_float(value: numbers.Real) -> float:
+    """``value`` as a float; an int that is too large for one is as wrong as an infinity."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

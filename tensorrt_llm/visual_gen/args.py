@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a ``VisualGen`` is built: the checkpoint and the runtime options. No torch on import."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
+
+from tensorrt_llm._torch.visual_gen.config_fields import (
+    AttentionConfig,
+    CudaGraphConfig,
+    ParallelConfig,
+    TorchCompileConfig,
+)
+from tensorrt_llm._utils import describe_error
+from tensorrt_llm.models.modeling_utils import QuantConfig
+
+__all__ = [
+    "AttentionConfig",
+    "CompilationConfig",
+    "CudaGraphConfig",
+    "ParallelConfig",
+    "TorchCompileConfig",
+    "VisualGenArgs",
+]
+
+_Side = Annotated[StrictInt, Field(ge=16, multiple_of=16)]
+_Frames = Annotated[StrictInt, Field(ge=1)]
+
+
+class CompilationConfig(BaseModel):
+    """What is run once at load, in every precision mode, so that no request pays for it.
+
+    Attributes:
+        resolutions: (height, width) pairs in pixels, multiples of 16.
+        num_frames: Frame counts 4k + 1, each tried at each resolution; 1 is an image.
+        skip_warmup: Load without trying anything; the first request then finds what is missing.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    resolutions: list[tuple[_Side, _Side]] = Field([(256, 256)], min_length=1)
+    num_frames: list[_Frames] = Field([1, 5], min_length=1)
+    skip_warmup: StrictBool = False
+
+    @model_validator(mode="after")
+    def _check_frames(self) -> "CompilationConfig":
+        odd = [n for n in self.num_frames if n % 4 != 1]
+        if odd:
+            raise ValueError(
+                describe_error(
+                    "Bad warm-up frame count",
+                    where="compilation_config.num_frames",
+                    expected="numbers of the form 4k + 1",
+                    found=odd,
+                )
+            )
+        return self
+
+
+class VisualGenArgs(BaseModel):
+    """The options of ``VisualGen``; every one of them has an effect or is refused at load.
+
+    Step precision is not among them: the policy belongs to the checkpoint.
+
+    Attributes:
+        model: A local checkpoint folder or a Hub id; ``VisualGen(model)`` fills it in.
+        revision: Branch, tag or commit of a Hub repository, for every file. Not for a local folder.
+        quant_config: Replaces the checkpoint's recipe: a QuantConfig, or a dictionary in ModelOpt's
+            style such as ``{"quant_algo": "FP8"}`` (quantise a 16-bit checkpoint while loading).
+        compilation_config: Shapes to warm up.
+        torch_compile_config: torch.compile; by default on for CUDA and off on CPU.
+        cuda_graph_config: CUDA graphs.
+        attention_config: The attention backend.
+        parallel_config: Sizes of the parallel axes.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    revision: str | None = None
+    # A dictionary stays one: its keys are ModelOpt's, and the loader reads them.
+    quant_config: dict[str, Any] | QuantConfig | None = Field(None, union_mode="left_to_right")
+    compilation_config: CompilationConfig = Field(default_factory=CompilationConfig)
+    torch_compile_config: TorchCompileConfig = Field(default_factory=TorchCompileConfig)
+    cuda_graph_config: CudaGraphConfig = Field(default_factory=CudaGraphConfig)
+    attention_config: AttentionConfig = Field(default_factory=AttentionConfig)
+    parallel_config: ParallelConfig = Field(default_factory=ParallelConfig)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_path_objects(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("model"), os.PathLike):
+            data = {**data, "model": os.fspath(data["model"])}
+        return data
+
+    @model_validator(mode="after")
+    def _check_revision(self) -> "VisualGenArgs":
+        if self.revision is not None and self.model is not None and Path(self.model).exists():
+            raise ValueError(
+                describe_error(
+                    "A revision for a local checkpoint",
+                    where="VisualGenArgs.revision",
+                    expected="None, since a local folder has one state",
+                    found=f"{self.revision!r} with {self.model!r}",
+                    remedy="leave revision out, or name the Hub repository",
+                )
+            )
+        return self
+
+    @classmethod
+    def from_yaml(cls, path: str | os.PathLike[str], **overrides: Any) -> "VisualGenArgs":
+        """Read the arguments from a YAML mapping.
+
+        Args:
+            path: The file.
+            overrides: Whole fields that replace the file's.
+
+        Raises:
+            ValueError: no such file, not YAML, not a mapping, or an unknown or bad field.
+        """
+        try:
+            data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ValueError(
+                describe_error("Can't read the arguments", where=path, found=error)
+            ) from error
+        data = {} if data is None else data
+        if not isinstance(data, dict):
+            raise ValueError(
+                describe_error(
+                    "The arguments are no mapping",
+                    where=path,
+                    expected="field names and values",
+                    found=type(data).__name__,
+                )
+            )
+        return cls(**{**data, **overrides})
