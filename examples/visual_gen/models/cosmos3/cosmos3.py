@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generate an image or a video with Cosmos3 from a text, see README.md beside this file."""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tensorrt_llm import VisualGen, VisualGenArgs, VisualGenOutput, VisualGenParams
+from tensorrt_llm.visual_gen import media_writer, tiny_checkpoint
+
+# The modes that a prompt file may name, as output types.
+MODES = {"text2image": "image", "text2video": "video"}
+LATER_MODES = ("image2video", "video2video")
+PROMPT_FILE_OPTIONS = ("prompt", "negative_prompt", "model_mode", "vision_path", "enable_audio")
+GUARDRAILS_OFF = "TRTLLM_DISABLE_COSMOS3_GUARDRAILS"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the prompt options say together."""
+
+    prompt: str
+    negative_prompt: str | None
+    output_type: str | None
+
+
+def refuse_later_option(context: click.Context, option: click.Option, value: Any) -> None:
+    """Callback of options whose feature is not built yet."""
+    if value:
+        raise click.UsageError(f"{option.opts[0]} is not supported yet; leave it out.")
+
+
+def later_option(name: str, **kwargs: Any):
+    """Declare an option by the interface's name, to be refused by that name."""
+    return click.option(
+        name, hidden=True, expose_value=False, callback=refuse_later_option, **kwargs
+    )
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--model", help="Checkpoint folder or Hub id.  [default: a tiny random checkpoint]")
+@click.option("--revision", help="Branch, tag or commit of a Hub repository, such as fp8.")
+@click.option("--visual_gen_args", type=click.Path(path_type=Path), help="YAML of VisualGenArgs.")
+@click.option("--prompt", help="Text, or the name of a prompt file.")
+@click.option("--prompt_file", type=click.Path(path_type=Path), help="Text or JSON, see README.")
+@click.option("--negative_prompt", help="Text, or the name of a file; '' for an empty one.")
+@click.option("--negative_prompt_file", type=click.Path(path_type=Path))
+@click.option("--output_path", type=click.Path(path_type=Path), help="png, jpg, webp or mp4.")
+@click.option("--output_type", type=click.Choice(["image", "video"]), help="What to generate.")
+@click.option("--disable_duration_template", is_flag=True, help="Don't tell length and rate.")
+@click.option("--disable_resolution_template", is_flag=True, help="Don't tell the size.")
+@click.option("--use_system_prompt/--no-use_system_prompt", default=None)
+@click.option("--extra_params", help="JSON object for VisualGenParams.extra_params.")
+@click.option("--disable_guardrails", is_flag=True, help=f"Set {GUARDRAILS_OFF}=1 for this run.")
+@click.option("--seed", type=int)
+@click.option("--height", type=int)
+@click.option("--width", type=int)
+@click.option("--num_frames", type=int)
+@click.option("--num_inference_steps", type=int)
+@click.option("--guidance_scale", type=float)
+@later_option("--image_path")
+@later_option("--video_path")
+@later_option("--enable_audio", is_flag=True)
+def main(
+    model: str | None,
+    revision: str | None,
+    visual_gen_args: Path | None,
+    prompt: str | None,
+    prompt_file: Path | None,
+    negative_prompt: str | None,
+    negative_prompt_file: Path | None,
+    output_path: Path | None,
+    output_type: str | None,
+    disable_duration_template: bool,
+    disable_resolution_template: bool,
+    use_system_prompt: bool | None,
+    extra_params: str | None,
+    disable_guardrails: bool,
+    **values: Any,
+) -> None:
+    """Generate an image or a video from a text.
+
+    What is not given takes the pipeline's default, and the resolved values are printed.
+    """
+    try:
+        job = read_job(prompt, prompt_file, negative_prompt, negative_prompt_file, output_type)
+        extra = parse_extra_params(extra_params)
+        if job.output_type is not None:
+            extra["output_type"] = job.output_type
+        if disable_duration_template:
+            extra["use_duration_template"] = False
+        if disable_resolution_template:
+            extra["use_resolution_template"] = False
+        if use_system_prompt is not None:
+            extra["use_system_prompt"] = use_system_prompt
+        params = VisualGenParams(
+            negative_prompt=job.negative_prompt, extra_params=extra or None, **values
+        )
+        target = check_output_path(output_path, params)
+        if disable_guardrails:
+            os.environ[GUARDRAILS_OFF] = "1"
+        if model is None and revision is not None:
+            raise ValueError("--revision belongs to a --model on the Hub; leave it out.")
+        overrides = {} if revision is None else {"revision": revision}
+        args = (
+            VisualGenArgs(**overrides)
+            if visual_gen_args is None
+            else VisualGenArgs.from_yaml(visual_gen_args, **overrides)
+        )
+        if model is None and args.model is None:
+            click.echo("No --model: a tiny checkpoint with random weights, so the result is noise.")
+        checkpoint = model or args.model or str(cached_tiny_checkpoint())
+        with VisualGen(checkpoint, args) as visual_gen:
+            output = visual_gen.generate(job.prompt, params)
+        report(output)
+        click.echo(f"Saved {output.save(target)}")
+    except (ValueError, NotImplementedError, MemoryError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def read_job(
+    prompt: str | None,
+    prompt_file: Path | None,
+    negative_prompt: str | None,
+    negative_prompt_file: Path | None,
+    output_type: str | None,
+) -> Job:
+    """Bring the prompt options and the prompt file's own options together."""
+    if (prompt is None) == (prompt_file is None):
+        raise click.UsageError("Give --prompt or --prompt_file, one of the two.")
+    if negative_prompt is not None and negative_prompt_file is not None:
+        raise click.UsageError("Give --negative_prompt or --negative_prompt_file, not both.")
+    if prompt is not None and is_file_name(prompt):
+        prompt_file = Path(prompt)
+    content = prompt if prompt_file is None else read_file(prompt_file)
+    options: dict[str, Any] = {}
+    if isinstance(content, dict) and "prompt" in content:
+        options = check_prompt_file(content, prompt_file)
+        content = options["prompt"]
+    if negative_prompt is not None and is_file_name(negative_prompt):
+        negative_prompt_file, negative_prompt = Path(negative_prompt), None
+    if negative_prompt_file is not None:
+        negative_prompt = as_text(read_file(negative_prompt_file))
+    elif negative_prompt is None and "negative_prompt" in options:
+        negative_prompt = as_text(options["negative_prompt"])
+    mode = options.get("model_mode")
+    return Job(as_text(content), negative_prompt, output_type or (mode and MODES[mode]))
+
+
+def check_prompt_file(content: dict[str, Any], path: Path | None) -> dict[str, Any]:
+    """Refuse options of a prompt file that are unknown or not supported yet, by name."""
+    unknown = sorted(set(content) - set(PROMPT_FILE_OPTIONS))
+    if unknown:
+        known = ", ".join(PROMPT_FILE_OPTIONS)
+        raise ValueError(f"{path}: unknown options {', '.join(unknown)}; expected {known}.")
+    for name in ("prompt", "negative_prompt"):
+        if not isinstance(content.get(name, ""), (str, dict)):
+            raise ValueError(f"{path}: {name} is no text and no JSON object.")
+    mode = content.get("model_mode")
+    if mode in LATER_MODES:
+        raise NotImplementedError(f"{path}: model_mode {mode} is not supported yet.")
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"{path}: unknown model_mode {mode!r}; expected {', '.join(MODES)}.")
+    for name in ("vision_path", "enable_audio"):
+        if content.get(name):
+            raise NotImplementedError(f"{path}: {name} is not supported yet.")
+    return content
+
+
+def is_file_name(text: str) -> bool:
+    """Whether a prompt option names an existing file; a long text can't."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def read_file(path: Path) -> str | dict[str, Any]:
+    """A prompt file's JSON object, or its text without the newlines around it."""
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"Can't read {path}: {error}") from error
+    if not text.startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path} starts like a JSON object and is none: {error}") from error
+
+
+def as_text(content: str | dict[str, Any]) -> str:
+    """Text as it is; a structured caption serialised, as the model was trained to see it."""
+    return content if isinstance(content, str) else json.dumps(content)
+
+
+def parse_extra_params(text: str | None) -> dict[str, Any]:
+    """The object of --extra_params."""
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"--extra_params is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"--extra_params: expected a JSON object, found {type(value).__name__}.")
+    return value
+
+
+def check_output_path(path: Path | None, params: VisualGenParams) -> Path:
+    """The target, known to fit before any time is spent on generating."""
+    extra = params.extra_params or {}
+    is_image = extra.get("output_type") == "image" or params.num_frames == 1
+    if path is None:
+        return Path("cosmos3_output.png" if is_image else "cosmos3_output.mp4")
+    kind = media_writer.resolve_format(path, None)
+    if (kind == "mp4") == is_image:
+        found, wanted = ("an image", "png, jpg or webp") if is_image else ("a video", "mp4")
+        raise ValueError(f"--output_path {path}: this run generates {found}; name it {wanted}.")
+    media_writer.check_target(path)
+    return path
+
+
+def cached_tiny_checkpoint() -> Path:
+    """The tiny static FP8 checkpoint of seed 0, made once for every version of its maker."""
+    maker = Path(tiny_checkpoint.__file__).parent
+    sources = [*sorted(maker.glob("tiny_*.py")), maker / "data" / "tokenizer_corpus.txt"]
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = cache / "tensorrt-llm-cosmos3" / f"tiny-fp8-{digest[:16]}"
+    if not path.exists():
+        click.echo(f"Making the tiny checkpoint {path} (once).")
+        try:
+            tiny_checkpoint.make_tiny_checkpoint(path, precision="fp8", seed=0)
+        except OSError:
+            # Another process may have finished the same folder meanwhile.
+            if not (path / "model_index.json").is_file():
+                raise
+    return path
+
+
+def report(output: VisualGenOutput) -> None:
+    """Print what ran: FP8 linears, every resolved value, the precision of each step, times."""
+    metadata = output.metadata
+    counts = metadata["fp8_linears"]
+    click.echo(
+        f"FP8 linears: {counts['understanding']} understanding, {counts['generation']} generation"
+    )
+    click.echo(f"Checkpoint: {metadata['model']}, commit {metadata['commit']}")
+    click.echo(f"Request: {json.dumps(shorten(metadata['request']), indent=2)}")
+    click.echo("Precision by step (generation / understanding, raw timestep, branches):")
+    for index, step in enumerate(metadata["precision_trace"]):
+        click.echo(
+            f"  {index:3d}  {step['generation']} / {step['understanding']}  "
+            f"t={step['timestep']}  {step['branches']}"
+        )
+    seconds = ", ".join(f"{name} {value:.2f} s" for name, value in output.metrics)
+    click.echo(f"Metrics: {seconds}")
+
+
+def shorten(values: dict[str, Any], limit: int = 160) -> dict[str, Any]:
+    """Long texts cut for printing, with their length."""
+    return {
+        name: f"{value[:limit]}... ({len(value)} characters)"
+        if isinstance(value, str) and len(value) > limit
+        else value
+        for name, value in values.items()
+    }
+
+
+if __name__ == "__main__":
+    main()
