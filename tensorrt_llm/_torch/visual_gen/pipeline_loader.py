@@ -18,7 +18,8 @@ from torch import nn
 
 from tensorrt_llm._torch.visual_gen.checkpoints.safetensors_folder import SafetensorsFolder
 from tensorrt_llm._torch.visual_gen.checkpoints.source import CheckpointSource, resolve_source
-from tensorrt_llm._torch.visual_gen.checkpoints.weight_plan import apply_plan, plan_weights
+from tensorrt_llm._torch.visual_gen.checkpoints.weight_apply import apply_plan
+from tensorrt_llm._torch.visual_gen.checkpoints.weight_plan import plan_weights
 from tensorrt_llm._torch.visual_gen.config import DiffusionPipelineConfig
 from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import Cosmos3VFMTransformer
 from tensorrt_llm._torch.visual_gen.pipeline_registry import find_pipeline
@@ -99,7 +100,10 @@ class PipelineLoader:
         transformer = self._load_transformer(source, config.primary_model_config)
         components = self._load_components(source, index, transformer)
         _probe_precisions(transformer)
-        self._compile(transformer, config.primary_model_config)
+        compile_config = config.primary_model_config.torch_compile
+        default = self.device.type == "cuda"
+        if default if compile_config.enable is None else compile_config.enable:
+            compile_generation_layers(transformer, compile_config.enable_fullgraph)
         pipeline = pipeline_class(components)
         warmup = self.args.compilation_config
         if not (skip_warmup or warmup.skip_warmup):
@@ -150,21 +154,22 @@ class PipelineLoader:
             device=self.device,
         )
 
-    def _compile(self, transformer: Cosmos3VFMTransformer, model_config) -> None:
-        """Compile the halves of each generation layer around attention.
 
-        Attention alone depends on the prompt's length, so one graph a precision mode serves every
-        prompt; dynamic shapes let it serve every size.
-        """
-        wanted = model_config.torch_compile.enable
-        if not (self.device.type == "cuda" if wanted is None else wanted):
-            return
-        fullgraph = model_config.torch_compile.enable_fullgraph
-        for layer in transformer.gen_layers:
-            layer.project = torch.compile(layer.project, fullgraph=fullgraph, dynamic=True)
-            layer.finish = torch.compile(layer.finish, fullgraph=fullgraph, dynamic=True)
-        count = len(transformer.gen_layers)
-        logger.info("torch.compile: %d generation layers, fullgraph %s.", count, fullgraph)
+def compile_generation_layers(transformer: Cosmos3VFMTransformer, fullgraph: bool) -> None:
+    """Compile the halves of each generation layer around attention.
+
+    Attention alone depends on the prompt's length, so one graph a precision mode serves every
+    prompt; dynamic shapes let it serve every size, and the layers share it.
+
+    Args:
+        transformer: Loaded; its layers' ``project`` and ``finish`` are replaced.
+        fullgraph: Raise instead of splitting a half into several graphs.
+    """
+    for layer in transformer.gen_layers:
+        layer.project = torch.compile(layer.project, fullgraph=fullgraph, dynamic=True)
+        layer.finish = torch.compile(layer.finish, fullgraph=fullgraph, dynamic=True)
+    count = len(transformer.gen_layers)
+    logger.info("torch.compile: %d generation layers, fullgraph %s.", count, fullgraph)
 
 
 def _scheduler_class_name(path: Path) -> str:

@@ -419,7 +419,8 @@ class Cosmos3VFMTransformer(nn.Module):
         Raises:
             ValueError: every missing, surplus or unfit tensor, listed together; nothing is copied.
         """
-        from tensorrt_llm._torch.visual_gen.checkpoints.weight_plan import apply_plan, plan_weights
+        from tensorrt_llm._torch.visual_gen.checkpoints.weight_apply import apply_plan
+        from tensorrt_llm._torch.visual_gen.checkpoints.weight_plan import plan_weights
 
         plan = plan_weights(self, weights)
         self.reset_cache()
