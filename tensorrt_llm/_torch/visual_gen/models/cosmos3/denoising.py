@@ -31,6 +31,25 @@ class TextBatch:
     mask: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Denoised:
+    """What the loop leaves.
+
+    Attributes:
+        latents: FP32 [N, C, T, H, W], a row per image of the request.
+        sigmas: Noise levels of the schedule, one more than steps.
+        trace: A record per step; all images of a request share it.
+        pre_denoise: Seconds before the loop.
+        denoise: Seconds in the loop.
+    """
+
+    latents: torch.Tensor
+    sigmas: tuple[float, ...]
+    trace: tuple[StepRecord, ...]
+    pre_denoise: float
+    denoise: float
+
+
 def draw_noise(
     shape: tuple[int, ...], generator: torch.Generator, device: torch.device
 ) -> torch.Tensor:

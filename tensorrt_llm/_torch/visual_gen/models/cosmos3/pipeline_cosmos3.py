@@ -21,6 +21,7 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.defaults import (
     resolve_request,
 )
 from tensorrt_llm._torch.visual_gen.models.cosmos3.denoising import (
+    Denoised,
     Progress,
     StepRecord,
     TextBatch,
@@ -69,25 +70,6 @@ class Cosmos3Request:
     values: ResolvedRequest
     prompt_ids: tuple[int, ...]
     negative_ids: tuple[int, ...] | None
-
-
-@dataclass(frozen=True)
-class Denoised:
-    """What the loop leaves.
-
-    Attributes:
-        latents: FP32 [N, C, T, H, W], a row per image of the request.
-        sigmas: Noise levels of the schedule, one more than steps.
-        trace: A record per step; all images of a request share it.
-        pre_denoise: Seconds before the loop.
-        denoise: Seconds in the loop.
-    """
-
-    latents: torch.Tensor
-    sigmas: tuple[float, ...]
-    trace: tuple[StepRecord, ...]
-    pre_denoise: float
-    denoise: float
 
 
 class Cosmos3OmniMoTPipeline:
@@ -210,11 +192,19 @@ class Cosmos3OmniMoTPipeline:
             try:
                 for text in texts.values():
                     self.transformer.encode_text(text.ids, text.mask)
+                timesteps = schedule.timesteps.to(self.components.device, torch.float32)
                 looping = self._now()
                 with Progress(total, on_step, should_cancel) as progress:
                     for noise in noises:
                         final, trace = self._denoise_one(
-                            noise, values, guided, texts, step_kwargs, progress, on_latents
+                            noise,
+                            values,
+                            guided,
+                            texts,
+                            timesteps,
+                            step_kwargs,
+                            progress,
+                            on_latents,
                         )
                         latents.append(final)
             finally:
@@ -236,20 +226,19 @@ class Cosmos3OmniMoTPipeline:
         values: ResolvedRequest,
         guided: list[bool],
         texts: dict[bool, TextBatch],
+        timesteps: torch.Tensor,
         step_kwargs: dict[str, Any],
         progress: Progress,
         on_latents: OnLatents | None,
     ) -> tuple[torch.Tensor, tuple[StepRecord, ...]]:
-        """The loop. It reads nothing back from the device: steps are counted on the host."""
+        """The loop. It neither reads from the device nor uploads: all of that is done before."""
         scheduler = self._new_schedule(values)
-        timesteps = scheduler.timesteps.tolist()
-        on_device = scheduler.timesteps.to(self.components.device, torch.float32)
         trace = []
-        for i, timestep in enumerate(timesteps):
+        for i, timestep in enumerate(scheduler.timesteps.tolist()):
             progress.before_step()
             self.transformer.set_denoising_step(i, len(timesteps))
             text = texts[guided[i]]
-            velocity = self._velocity(latents, on_device[i : i + 1], text, values)
+            velocity = self._velocity(latents, timesteps[i : i + 1], text, values)
             velocity = combine_branches(velocity, values.guidance_scale)
             (latents,) = scheduler.step(
                 velocity, timestep, latents, return_dict=False, **step_kwargs
