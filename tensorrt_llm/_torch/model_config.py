@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """ModelConfig: what a module needs to know of its model to build its linears."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tensorrt_llm._utils import describe_error
 from tensorrt_llm.mapping import Mapping
 from tensorrt_llm.models.modeling_utils import QuantConfig
 
@@ -35,3 +37,34 @@ class ModelConfig:
         if name is not None and self.quant_config.is_module_excluded_from_quantization(name):
             return QuantConfig()
         return self.quant_config
+
+    def get_fused_quant_config(self, name: str, parts: Sequence[str]) -> QuantConfig:
+        """Return the recipe of a Linear that merges several projections.
+
+        A checkpoint names the projections, so excluding all of them excludes the merged one.
+
+        Args:
+            name: Dotted name of the merged Linear.
+            parts: Last names of the projections, which stand where it stands.
+
+        Raises:
+            ValueError: the recipe excludes some of the projections and not all.
+        """
+        if self.get_quant_config(name).quant_algo is None:
+            return self.get_quant_config(name)
+        parent, dot, _ = name.rpartition(".")
+        recipes = {part: self.get_quant_config(f"{parent}{dot}{part}") for part in parts}
+        if len({recipe.quant_algo for recipe in recipes.values()}) > 1:
+            raise ValueError(
+                describe_error(
+                    "A fused projection can't merge parts of different precision",
+                    where=name,
+                    expected=f"all of {', '.join(parts)} excluded from quantisation, or none",
+                    found=", ".join(
+                        f"{part}: {recipe.quant_algo or 'excluded'}"
+                        for part, recipe in recipes.items()
+                    ),
+                    remedy="exclude all of them or none in the recipe's ignore list",
+                )
+            )
+        return recipes[parts[0]]

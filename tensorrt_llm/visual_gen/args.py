@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
 
+from tensorrt_llm._torch.visual_gen.checkpoints.source import refuse_revision_of_folder
 from tensorrt_llm._torch.visual_gen.config_fields import (
     AttentionConfig,
     CudaGraphConfig,
@@ -98,16 +99,8 @@ class VisualGenArgs(BaseModel):
 
     @model_validator(mode="after")
     def _check_revision(self) -> "VisualGenArgs":
-        if self.revision is not None and self.model is not None and Path(self.model).exists():
-            raise ValueError(
-                describe_error(
-                    "A revision for a local checkpoint",
-                    where="VisualGenArgs.revision",
-                    expected="None, since a local folder has one state",
-                    found=f"{self.revision!r} with {self.model!r}",
-                    remedy="leave revision out, or name the Hub repository",
-                )
-            )
+        if self.model is not None:
+            refuse_revision_of_folder(self.model, self.revision)
         return self
 
     @classmethod

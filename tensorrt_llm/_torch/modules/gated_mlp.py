@@ -20,6 +20,7 @@ from tensorrt_llm._torch.modules import quant_group
 from tensorrt_llm._torch.modules.linear import Linear, WeightMode, WeightsLoadingConfig
 from tensorrt_llm._torch.modules.swiglu import swiglu, swiglu_2in
 from tensorrt_llm._utils import describe_error
+from tensorrt_llm.models.modeling_utils import QuantConfig
 
 
 class GatedMLP(nn.Module):
@@ -34,13 +35,15 @@ class GatedMLP(nn.Module):
             DiffusionModelConfig, else torch's.
         config: Quantisation recipe and runtime flags.
         layer_idx: Named in errors.
+        module_name: Full name of this module, by which the recipe may exclude its linears.
         swiglu_limit: Clamp of gate (from above) and up (both sides); None for none.
         swiglu_alpha: Factor inside the sigmoid; None is 1.
         swiglu_beta: Added to up; None is 0.
         split_gate_up: Two projections ``gate_proj`` and ``up_proj`` instead of ``gate_up_proj``.
 
     Raises:
-        ValueError: split_gate_up together with force_dynamic_quantization.
+        ValueError: split_gate_up together with force_dynamic_quantization; a recipe that excludes
+            one of gate and up where they are merged.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class GatedMLP(nn.Module):
         dtype: torch.dtype | None = None,
         config: ModelConfig | None = None,
         layer_idx: int | None = None,
+        module_name: str | None = None,
         swiglu_limit: float | None = None,
         swiglu_alpha: float | None = None,
         swiglu_beta: float | None = None,
@@ -63,6 +67,7 @@ class GatedMLP(nn.Module):
         if dtype is None:
             dtype = getattr(config, "torch_dtype", None)  # a plain ModelConfig names none
         self.layer_idx = layer_idx
+        self.module_name = module_name
         self.activation = activation
         self.split_gate_up = split_gate_up
         self._swiglu_args = {
@@ -81,14 +86,16 @@ class GatedMLP(nn.Module):
                 )
             )
 
-        def linear(in_features: int, out_features: int, mode: WeightMode) -> Linear:
+        def linear(
+            name: str, in_features: int, out_features: int, mode: WeightMode = WeightMode.VANILLA
+        ) -> Linear:
             return Linear(
                 in_features,
                 out_features,
                 bias=bias,
                 dtype=dtype,
                 mapping=config.mapping,
-                quant_config=config.get_quant_config(),
+                quant_config=self._quant_config(config, name),
                 weights_loading_config=WeightsLoadingConfig(weight_mode=mode),
                 skip_create_weights_in_init=config.skip_create_weights_in_init,
                 force_dynamic_quantization=config.force_dynamic_quantization,
@@ -96,13 +103,16 @@ class GatedMLP(nn.Module):
 
         if split_gate_up:
             self.gate_up_proj = None
-            self.gate_proj = linear(hidden_size, intermediate_size, WeightMode.VANILLA)
-            self.up_proj = linear(hidden_size, intermediate_size, WeightMode.VANILLA)
+            self.gate_proj = linear("gate_proj", hidden_size, intermediate_size)
+            self.up_proj = linear("up_proj", hidden_size, intermediate_size)
         else:
             self.gate_up_proj = linear(
-                hidden_size, 2 * intermediate_size, WeightMode.FUSED_GATE_UP_LINEAR
+                "gate_up_proj",
+                hidden_size,
+                2 * intermediate_size,
+                WeightMode.FUSED_GATE_UP_LINEAR,
             )
-        self.down_proj = linear(intermediate_size, hidden_size, WeightMode.VANILLA)
+        self.down_proj = linear("down_proj", intermediate_size, hidden_size)
         self._maybe_share_gate_up_quantize: bool = split_gate_up and quant_group.calibrated(
             self._gate_up()
         )
@@ -153,6 +163,15 @@ class GatedMLP(nn.Module):
             and quant_group.accept_fp8(self._gate_up())
         )
 
+    def _quant_config(self, config: ModelConfig, name: str) -> QuantConfig:
+        """Return the recipe of one projection; the recipe may exclude it by its full name."""
+        if self.module_name is None:
+            return config.get_quant_config()
+        full_name = f"{self.module_name}.{name}"
+        if name == "gate_up_proj":
+            return config.get_fused_quant_config(full_name, ("gate_proj", "up_proj"))
+        return config.get_quant_config(full_name)
+
     def _gate_up(self) -> quant_group.Group:
         return {"gate_proj": self.gate_proj, "up_proj": self.up_proj}
 
@@ -182,4 +201,6 @@ class GatedMLP(nn.Module):
             )
 
     def _where(self) -> str:
+        if self.module_name is not None:
+            return self.module_name
         return "GatedMLP" if self.layer_idx is None else f"GatedMLP of layer {self.layer_idx}"

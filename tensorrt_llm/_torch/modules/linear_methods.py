@@ -241,15 +241,31 @@ def _required_scale(shard: WeightDict, key: str) -> torch.Tensor:
 def _with_scale(
     weight: torch.Tensor, scale: torch.Tensor, fused_scale: torch.Tensor
 ) -> torch.Tensor:
-    """Return E4M3 codes that mean the same with ``fused_scale``; equal scales keep their bytes."""
-    if torch.equal(scale, fused_scale):
+    if keeps_codes(scale, fused_scale):
         return weight
+    device = weight.device
+    return rescale_e4m3(weight, scale.to(device), fused_scale.to(device))
+
+
+def keeps_codes(scale: torch.Tensor, fused_scale: torch.Tensor) -> bool:
+    """Whether a shard keeps its bytes in a fused Linear; logs once where one does not.
+
+    Args:
+        scale: The shard's own, 0-d FP32 on the CPU.
+        fused_scale: The largest of its Linear.
+    """
+    if torch.equal(scale, fused_scale):
+        return True
     logger.warning_once(
         "FP8 shards with different scales were fused into one Linear: the shards below the largest "
         "scale were rounded a second time. Load them into separate Linears to keep their bytes.",
         key="fused FP8 shards rounded twice",
     )
-    device = weight.device
-    return torch.ops.trtllm.quantize_e4m3_static(
-        weight.float() * scale.to(device), fused_scale.to(device)
-    )
+    return False
+
+
+def rescale_e4m3(
+    weight: torch.Tensor, scale: torch.Tensor, fused_scale: torch.Tensor
+) -> torch.Tensor:
+    """Return E4M3 codes that mean with ``fused_scale`` what these mean with ``scale``, rounded."""
+    return torch.ops.trtllm.quantize_e4m3_static(weight.float() * scale, fused_scale)

@@ -3,6 +3,7 @@
 
 import json
 import os
+from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,8 @@ class DiffusionModelConfig(ModelConfig):
         cuda_graph: CUDA graphs.
         parallel: Sizes of the parallel axes.
         quant_config_overridden: The caller's recipe replaced the checkpoint's.
+        checkpoint_names: The names that a module, or for a fused one its parts, have in the
+            checkpoint: a recipe may exclude it by them too. None where they are its own.
 
     Raises:
         NotImplementedError: a parallel axis above 1, or CUDA graphs.
@@ -53,9 +56,25 @@ class DiffusionModelConfig(ModelConfig):
     cuda_graph: CudaGraphConfig = field(default_factory=CudaGraphConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     quant_config_overridden: bool = False
+    checkpoint_names: Callable[[str], Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         refuse_unbuilt_options(self.parallel, self.cuda_graph)
+
+    def get_quant_config(self, name: str | None = None) -> QuantConfig:
+        """Return the recipe of one module: the model's, or none where the recipe excludes it.
+
+        Args:
+            name: Dotted module name in this package; None gives the model's recipe. The recipe's
+                patterns may match it or, all of them, its names in the checkpoint.
+        """
+        recipe = super().get_quant_config(name)
+        if name is None or recipe.quant_algo is None or self.checkpoint_names is None:
+            return recipe
+        sources = self.checkpoint_names(name)
+        if all(map(recipe.is_module_excluded_from_quantization, sources)):
+            return QuantConfig()
+        return recipe
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -7,8 +7,8 @@ what either precision mode needs is tried once before the first request.
 """
 
 import json
-import os
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from tensorrt_llm._torch.visual_gen.checkpoints.components import (
+    check_files,
+    plan_sound_tokenizer,
+    plan_vae,
+    read_json,
+    read_scheduler,
+    read_tokenizer,
+)
 from tensorrt_llm._torch.visual_gen.checkpoints.safetensors_folder import SafetensorsFolder
 from tensorrt_llm._torch.visual_gen.checkpoints.source import CheckpointSource, resolve_source
-from tensorrt_llm._torch.visual_gen.checkpoints.weight_apply import apply_plan
-from tensorrt_llm._torch.visual_gen.checkpoints.weight_plan import plan_weights
+from tensorrt_llm._torch.visual_gen.checkpoints.weight_apply import allocate, apply_plan
+from tensorrt_llm._torch.visual_gen.checkpoints.weight_plan import WeightPlan, plan_weights
 from tensorrt_llm._torch.visual_gen.config import DiffusionPipelineConfig
+from tensorrt_llm._torch.visual_gen.models.cosmos3.guardrails import Guardrails, load_guardrails
+from tensorrt_llm._torch.visual_gen.models.cosmos3.sampling import Cosmos3SamplingPolicy
+from tensorrt_llm._torch.visual_gen.models.cosmos3.sound import SoundDecoder
 from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import Cosmos3VFMTransformer
 from tensorrt_llm._torch.visual_gen.pipeline_registry import find_pipeline
 from tensorrt_llm._utils import describe_error
@@ -29,9 +40,7 @@ from tensorrt_llm.logger import logger
 if TYPE_CHECKING:
     from tensorrt_llm.visual_gen.args import VisualGenArgs
 
-_GUARDRAILS_OFF = "TRTLLM_DISABLE_COSMOS3_GUARDRAILS"
 _GIB = 2**30
-_SCHEDULERS = ("UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler")
 # Longer than any pair of windows, so that its middle is a native step.
 _PROBE_STEPS = 1000
 
@@ -43,6 +52,8 @@ class Cosmos3Components:
     Attributes:
         transformer: Loaded Cosmos3VFMTransformer.
         vae: diffusers AutoencoderKLWan, BF16 (FP32 beside an FP32 transformer).
+        sound_tokenizer: diffusers Cosmos3AVAEAudioTokenizer in the same dtype; None for a
+            checkpoint without the folder.
         tokenizer: transformers tokenizer with a chat template.
         scheduler: diffusers scheduler as configured by the checkpoint; requests copy it.
         model: The caller's name of the checkpoint.
@@ -51,11 +62,14 @@ class Cosmos3Components:
         default_use_system_prompt: The checkpoint's default, false where it says nothing.
         use_native_flow_schedule: The checkpoint's flag.
         negative_prompt: Text of the checkpoint's assets/negative_prompt.json, if it has one.
+        requires_guardrails: Whether requests are checked unless they say otherwise.
+        guardrails: What checks them.
         device: Where generation runs.
     """
 
     transformer: Cosmos3VFMTransformer
     vae: nn.Module
+    sound_tokenizer: nn.Module | None
     tokenizer: Any
     scheduler: Any
     model: str
@@ -64,7 +78,40 @@ class Cosmos3Components:
     default_use_system_prompt: bool
     use_native_flow_schedule: bool
     negative_prompt: str | None
+    requires_guardrails: bool
+    guardrails: Guardrails
     device: torch.device
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """A checkpoint that was judged and can be loaded; nothing large has been read or allocated.
+
+    Attributes:
+        source: Its files.
+        index: ``model_index.json``.
+        pipeline_class: What it becomes.
+        transformer: The model, on the meta device.
+        weights: The transformer's tensors.
+        weight_plan: Which of them goes where.
+        vae: The VAE, on the meta device.
+        sound_tokenizer: The same, None for a checkpoint without one.
+        tokenizer: As in Cosmos3Components, like the two below.
+        scheduler: The checkpoint's.
+        negative_prompt: The checkpoint's.
+    """
+
+    source: CheckpointSource
+    index: dict[str, Any]
+    pipeline_class: type
+    transformer: Cosmos3VFMTransformer
+    weights: SafetensorsFolder
+    weight_plan: WeightPlan
+    vae: nn.Module
+    sound_tokenizer: nn.Module | None
+    tokenizer: Any
+    scheduler: Any
+    negative_prompt: str | None
 
 
 class PipelineLoader:
@@ -92,67 +139,115 @@ class PipelineLoader:
             NotImplementedError: one that is valid and not built.
             MemoryError: weights that don't fit the device.
         """
-        source = resolve_source(self.args.model, self.args.revision)
-        index = _read_json(source.path / "model_index.json")
-        pipeline_class = find_pipeline(index.get("_class_name")).load_class()
-        _check_model_index(index)
-        config = DiffusionPipelineConfig.from_pretrained(source.path, args=self.args)
-        transformer = self._load_transformer(source, config.primary_model_config)
-        components = self._load_components(source, index, transformer)
+        plan = self.plan(resolve_source(self.args.model, self.args.revision))
+        check_memory(plan.transformer, self.device)
+        transformer = self._load_transformer(plan)
+        components = self._load_components(plan)
         _probe_precisions(transformer)
-        compile_config = config.primary_model_config.torch_compile
+        compile_config = transformer.model_config.torch_compile
         default = self.device.type == "cuda"
         if default if compile_config.enable is None else compile_config.enable:
             compile_generation_layers(transformer, compile_config.enable_fullgraph)
-        pipeline = pipeline_class(components)
+        pipeline = plan.pipeline_class(components)
         warmup = self.args.compilation_config
         if not (skip_warmup or warmup.skip_warmup):
             pipeline.warmup(resolutions=warmup.resolutions, num_frames=warmup.num_frames)
         return pipeline
 
-    def _load_transformer(self, source: CheckpointSource, model_config) -> Cosmos3VFMTransformer:
-        start = time.perf_counter()
-        weights = SafetensorsFolder(source.path / "transformer")
+    def plan(self, source: CheckpointSource) -> LoadPlan:
+        """Judge a checkpoint; nothing is allocated, and no weight is read.
+
+        ``trtllm-inspect`` makes the same call, so that its verdict is that of a load.
+
+        Args:
+            source: From ``resolve_source``.
+
+        Raises:
+            ValueError, TypeError, NotImplementedError: as ``load``.
+        """
+        check_files(source.path)
+        index = read_json(source.path / "model_index.json")
+        pipeline_class = find_pipeline(index.get("_class_name")).load_class()
+        _check_model_index(index)
+        config = DiffusionPipelineConfig.from_pretrained(source.path, args=self.args)
+        scheduler = read_scheduler(source.path)
+        native_flow = bool(index.get("use_native_flow_schedule", False))
+        Cosmos3SamplingPolicy.from_scheduler(scheduler, use_native_flow_schedule=native_flow)
         with torch.device("meta"):
-            transformer = Cosmos3VFMTransformer(model_config)
-        plan = plan_weights(transformer, weights)
-        _check_memory(transformer, self.device)
-        transformer.to_empty(device=self.device)
-        apply_plan(plan, weights, progress=True)
+            transformer = Cosmos3VFMTransformer(config.primary_model_config)
+        weights = SafetensorsFolder(source.path / "transformer")
+        weight_plan = plan_weights(transformer, weights, self.device)
+        sound_tokenizer = plan_sound_tokenizer(source.path)
+        if sound_tokenizer is not None and transformer.arch.sound_gen:
+            SoundDecoder(sound_tokenizer, transformer.arch)  # refuses one of another model
+        negative = source.path / "assets" / "negative_prompt.json"
+        return LoadPlan(
+            source=source,
+            index=index,
+            pipeline_class=pipeline_class,
+            transformer=transformer,
+            weights=weights,
+            weight_plan=weight_plan,
+            vae=plan_vae(source.path),
+            sound_tokenizer=sound_tokenizer,
+            tokenizer=read_tokenizer(source.path),
+            scheduler=scheduler,
+            negative_prompt=json.dumps(read_json(negative)) if negative.is_file() else None,
+        )
+
+    def _load_transformer(self, plan: LoadPlan) -> Cosmos3VFMTransformer:
+        start = time.perf_counter()
+        transformer = plan.transformer
+        allocate(transformer, self.device)
+        apply_plan(plan.weight_plan, plan.weights, progress=True)
         transformer.post_load_weights()
         transformer.eval()
         logger.info(
             "Loaded %.2f GiB of transformer weights in %.1f s; FP8 linears: %s.",
-            plan.num_bytes / _GIB,
+            plan.weight_plan.num_bytes / _GIB,
             time.perf_counter() - start,
             transformer.fp8_linear_counts(),
         )
         return transformer
 
-    def _load_components(
-        self, source: CheckpointSource, index: dict, transformer: Cosmos3VFMTransformer
-    ) -> Cosmos3Components:
+    def _load_components(self, plan: LoadPlan) -> Cosmos3Components:
         import diffusers
-        from transformers import AutoTokenizer
 
-        dtype = torch.float32 if transformer.dtype == torch.float32 else torch.bfloat16
-        vae = diffusers.AutoencoderKLWan.from_pretrained(source.path / "vae", torch_dtype=dtype)
-        scheduler_name = _scheduler_class_name(source.path / "scheduler" / "scheduler_config.json")
-        scheduler = getattr(diffusers, scheduler_name).from_pretrained(source.path / "scheduler")
-        negative = source.path / "assets" / "negative_prompt.json"
+        fp32 = plan.transformer.dtype == torch.float32
+        dtype = torch.float32 if fp32 else torch.bfloat16
+        vae = _load_module(diffusers.AutoencoderKLWan, plan.source.path / "vae", dtype)
+        sound_tokenizer = None
+        if plan.sound_tokenizer is not None:
+            folder = plan.source.path / "sound_tokenizer"
+            sound_tokenizer = _load_module(diffusers.Cosmos3AVAEAudioTokenizer, folder, dtype)
+            sound_tokenizer.to(self.device)
+        required, guardrails = load_guardrails(plan.index, self.device)
         return Cosmos3Components(
-            transformer=transformer,
-            vae=vae.to(self.device).eval().requires_grad_(False),
-            tokenizer=AutoTokenizer.from_pretrained(source.path / "text_tokenizer"),
-            scheduler=scheduler,
-            model=source.model,
-            revision=source.revision,
-            commit=source.commit,
-            default_use_system_prompt=bool(index.get("default_use_system_prompt", False)),
-            use_native_flow_schedule=bool(index.get("use_native_flow_schedule", False)),
-            negative_prompt=json.dumps(_read_json(negative)) if negative.is_file() else None,
+            transformer=plan.transformer,
+            vae=vae.to(self.device),
+            sound_tokenizer=sound_tokenizer,
+            tokenizer=plan.tokenizer,
+            scheduler=plan.scheduler,
+            model=plan.source.model,
+            revision=plan.source.revision,
+            commit=plan.source.commit,
+            default_use_system_prompt=bool(plan.index.get("default_use_system_prompt", False)),
+            use_native_flow_schedule=bool(plan.index.get("use_native_flow_schedule", False)),
+            negative_prompt=plan.negative_prompt,
+            requires_guardrails=required,
+            guardrails=guardrails,
             device=self.device,
         )
+
+
+def _load_module(model_class: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
+    """A diffusers module on the CPU, ready for inference; its files were judged by the plan."""
+    with warnings.catch_warnings():
+        # diffusers normalises the sound decoder's weights in a way that torch calls old.
+        warnings.simplefilter("ignore", FutureWarning)
+        # low_cpu_mem_usage would want accelerate, which nothing else here needs.
+        module = model_class.from_pretrained(folder, torch_dtype=dtype, low_cpu_mem_usage=False)
+    return module.eval().requires_grad_(False)
 
 
 def compile_generation_layers(transformer: Cosmos3VFMTransformer, fullgraph: bool) -> None:
@@ -172,37 +267,6 @@ def compile_generation_layers(transformer: Cosmos3VFMTransformer, fullgraph: boo
     logger.info("torch.compile: %d generation layers, fullgraph %s.", count, fullgraph)
 
 
-def _scheduler_class_name(path: Path) -> str:
-    """The scheduler class of a checkpoint; UniPC where an older file names none."""
-    name = _read_json(path).get("_class_name") or _SCHEDULERS[0]
-    if name not in _SCHEDULERS:
-        raise ValueError(
-            describe_error(
-                "Unknown scheduler",
-                where=f"{path}, _class_name",
-                expected=f"one of {_SCHEDULERS}",
-                found=repr(name),
-                remedy="use the checkpoint's own scheduler folder",
-            )
-        )
-    return name
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            describe_error(
-                "A checkpoint file can't be read",
-                where=path,
-                expected="JSON",
-                found=error,
-                remedy="download it again",
-            )
-        ) from error
-
-
 def _check_model_index(index: dict) -> None:
     if index.get("use_native_flow_schedule", False):
         raise NotImplementedError(
@@ -214,20 +278,14 @@ def _check_model_index(index: dict) -> None:
                 remedy="use a Cosmos3 Nano or Super checkpoint",
             )
         )
-    if index.get("enable_safety_checker", True) and os.environ.get(_GUARDRAILS_OFF) != "1":
-        raise NotImplementedError(
-            describe_error(
-                "This checkpoint asks for guardrails, which are not built yet",
-                where="model_index.json, enable_safety_checker",
-                expected="false",
-                found="true, or absent, which means true",
-                remedy=f"set {_GUARDRAILS_OFF}=1 to take the checks upon yourself",
-            )
-        )
 
 
-def _check_memory(transformer: nn.Module, device: torch.device) -> None:
-    """Report need against free memory, and refuse before allocating what can't fit."""
+def check_memory(transformer: nn.Module, device: torch.device) -> None:
+    """Report need against free memory, and refuse before allocating what can't fit.
+
+    Raises:
+        MemoryError: the weights are larger than what is free on a CUDA device.
+    """
     tensors = [*transformer.parameters(), *transformer.buffers()]
     need = sum(t.numel() * t.element_size() for t in tensors)
     if device.type != "cuda":

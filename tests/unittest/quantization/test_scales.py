@@ -2,7 +2,12 @@
 import pytest
 import torch
 
-from tensorrt_llm.quantization.scales import check_scale, resolve_fp8_scales
+from tensorrt_llm.quantization.scales import (
+    ScaleError,
+    check_scale,
+    resolve_fp8_scale,
+    resolve_fp8_scales,
+)
 
 AMAX = torch.tensor(3.296875, dtype=torch.bfloat16)
 INPUT_AMAX = torch.tensor(17.25, dtype=torch.bfloat16)
@@ -96,6 +101,23 @@ def test_one_element_scales_of_any_rank_load(shape):
 def test_other_shapes_are_refused_by_name(shape):
     with pytest.raises(ValueError, match=r"one element \(where: lin.weight_scale\)"):
         check_scale(torch.ones(shape), "lin.weight_scale")
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [((64,), "per-channel"), ((64, 1), "per-channel"), ((4, 8), "block"), ((0,), None)],
+)
+def test_scales_of_several_elements_are_called_what_they_are(shape, layout):
+    with pytest.raises(ScaleError) as error:
+        check_scale(torch.ones(shape), "lin.weight_scale")
+    assert error.value.name == "lin.weight_scale"
+    told = "" if layout is None else f", {layout} scales"
+    assert error.value.fault.endswith(f"shape {shape}{told} found")
+
+
+def test_an_amax_so_small_that_its_scale_is_zero_is_refused():
+    with pytest.raises(ScaleError, match="lin.weight_quantizer._amax"):
+        resolve_fp8_scale({"weight_quantizer._amax": torch.tensor(1e-44)}, "lin", "weight_scale")
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])

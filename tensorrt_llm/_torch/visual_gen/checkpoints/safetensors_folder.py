@@ -6,42 +6,43 @@ byte of weight is read. Tensors are views of the mapped file; reading one copies
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from tensorrt_llm._utils import describe_error
+from tensorrt_llm._torch.visual_gen.checkpoints.layout import WEIGHTS_FILE, WEIGHTS_INDEX
+from tensorrt_llm._torch.visual_gen.checkpoints.problems import (
+    INDEX,
+    MISSING_FILE,
+    STORED_TWICE,
+    UNREADABLE_FILE,
+    Problems,
+)
+from tensorrt_llm._torch.visual_gen.checkpoints.safetensors_header import HeaderError, read_header
 
-_SINGLE_FILE = "diffusion_pytorch_model.safetensors"
-_INDEX_FILE = "diffusion_pytorch_model.safetensors.index.json"
-
-# safetensors' header spellings of the dtypes that a Cosmos3 checkpoint may hold.
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+_SHOWN_NAMES = 5
+NAME_PREFIX = "model."
+"""What some exports put before every name."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a header says about one tensor."""
+    """What a header says about one tensor.
+
+    Attributes:
+        dtype: As stored.
+        shape: As stored.
+        file: Name of its file in the folder; empty where the tensor is in memory.
+        offset: Where its bytes start in that file.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     file: str
+    offset: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -52,12 +53,15 @@ class TensorSpec:
 class SafetensorsFolder(Mapping[str, torch.Tensor]):
     """Tensors of one component folder, by name, without the ``model.`` prefix of some exports.
 
+    With an index, the shards that it names are the checkpoint and other files don't count.
+
     Args:
         folder: Holds a single safetensors file, or shards and their index.
 
     Raises:
-        ValueError: no weights, an index that names absent shards or tensors, a corrupt file, a name
-            in two files, an unknown dtype.
+        ValueError: listing all of: no weights, an index that can't be read, shards that are
+            missing, damaged or at odds with the index (each with its tensors), tensors stored
+            twice.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,12 +69,19 @@ class SafetensorsFolder(Mapping[str, torch.Tensor]):
         self._specs: dict[str, TensorSpec] = {}
         self._stored_names: dict[str, str] = {}
         self._handles: dict[str, object] = {}
-        for file, expected in self._files().items():
-            self._read_header(file, expected)
+        problems = Problems()
+        for file, expected in self._files(problems).items():
+            self._read_file(file, expected, problems)
+        problems.raise_if_any(
+            "The weight files are incomplete or damaged", self.folder, "intact files"
+        )
 
     def __getitem__(self, name: str) -> torch.Tensor:
         spec = self._specs[name]
         return self._handles[spec.file].get_tensor(self._stored_names[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._specs  # Mapping's own would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._specs)
@@ -82,86 +93,60 @@ class SafetensorsFolder(Mapping[str, torch.Tensor]):
         """Dtype, shape and file of one tensor, from the header."""
         return self._specs[name]
 
-    def _files(self) -> dict[str, set[str] | None]:
+    def _files(self, problems: Problems) -> dict[str, set[str] | None]:
         """Files to read, each with the names that the index promises in it (None: no index)."""
-        index = self.folder / _INDEX_FILE
-        if index.is_file():
-            try:
-                weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-                files: dict[str, set[str] | None] = {}
-                for name, file in weight_map.items():
-                    files.setdefault(file, set()).add(name)
-            except (KeyError, TypeError, AttributeError, ValueError) as error:
-                raise _unreadable(index, f"no usable weight_map ({error})") from error
-            absent = sorted(file for file in files if not (self.folder / file).is_file())
-            if absent:
-                raise ValueError(
-                    describe_error(
-                        "Shards named by the index are missing",
-                        where=index,
-                        expected=f"{len(files)} files",
-                        found=f"{len(absent)} absent: {', '.join(absent[:5])}",
-                        remedy="download the checkpoint again",
-                    )
-                )
-            return files
-        if (self.folder / _SINGLE_FILE).is_file():
-            return {_SINGLE_FILE: None}
-        raise ValueError(
-            describe_error(
-                "No weights found",
-                where=self.folder,
-                expected=f"{_INDEX_FILE} with its shards, or {_SINGLE_FILE}",
-                found="neither",
-                remedy="pass a checkpoint folder in the diffusers layout",
-            )
-        )
+        if (self.folder / WEIGHTS_INDEX).is_file():
+            return self._files_of_index(problems)
+        if (self.folder / WEIGHTS_FILE).is_file():
+            return {WEIGHTS_FILE: None}
+        there = sorted(path.name for path in self.folder.glob("*"))
+        found = f"the folder has {_listed(there)}" if there else "the folder is empty or missing"
+        problems.add(MISSING_FILE, f"{WEIGHTS_INDEX} with its shards, or {WEIGHTS_FILE}; {found}")
+        return {}
 
-    def _read_header(self, file: str, expected: set[str] | None) -> None:
-        path = self.folder / file
+    def _files_of_index(self, problems: Problems) -> dict[str, set[str]]:
         try:
-            handle = safe_open(path, framework="pt", device="cpu")
-            names = list(handle.keys())
-        except (SafetensorError, OSError) as error:
-            raise _unreadable(path, error) from error
-        if expected is not None and expected != set(names):
-            missing, surplus = sorted(expected - set(names)), sorted(set(names) - expected)
-            raise ValueError(
-                describe_error(
-                    "A shard and its index disagree",
-                    where=path,
-                    expected=f"{len(expected)} tensors",
-                    found=f"{len(missing)} missing {missing[:3]}, "
-                    f"{len(surplus)} more {surplus[:3]}",
-                    remedy="download the checkpoint again",
-                )
-            )
-        self._handles[file] = handle
-        for stored in names:
-            name = stored.removeprefix("model.")
-            piece = handle.get_slice(stored)
-            dtype = _DTYPES.get(piece.get_dtype())
-            if dtype is None or name in self._specs:
-                raise ValueError(
-                    describe_error(
-                        "Unknown tensor dtype" if dtype is None else "A tensor is stored twice",
-                        where=f"{path}, {stored}",
-                        expected="a floating, integer or FP8 tensor under a name of its own",
-                        found=piece.get_dtype() if dtype is None else self._specs[name].file,
-                        remedy="use a checkpoint exported by ModelOpt or diffusers",
-                    )
-                )
-            self._specs[name] = TensorSpec(dtype, tuple(piece.get_shape()), file)
-            self._stored_names[name] = stored
+            text = (self.folder / WEIGHTS_INDEX).read_text(encoding="utf-8")
+            weight_map = json.loads(text)["weight_map"]
+            files: dict[str, set[str]] = {}
+            for name, file in weight_map.items():
+                if PurePath(file).name != file or not file.endswith(".safetensors"):
+                    raise ValueError(f"it places {name} in {file!r}, which is no shard's name")
+                files.setdefault(file, set()).add(name)
+            if not files:
+                raise ValueError("it is empty")
+        except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+            problems.add(UNREADABLE_FILE, f"{WEIGHTS_INDEX}: no usable weight_map ({error})")
+            return {}
+        return dict(sorted(files.items()))
+
+    def _read_file(self, file: str, expected: set[str] | None, problems: Problems) -> None:
+        path = self.folder / file
+        promised = "" if expected is None else f" (with {_listed(expected)})"
+        if not path.is_file():
+            problems.add(MISSING_FILE, f"{file}{promised}")
+            return
+        try:
+            entries = read_header(path)
+            self._handles[file] = safe_open(path, framework="pt", device="cpu")
+        except (HeaderError, SafetensorError, OSError) as error:
+            problems.add(UNREADABLE_FILE, f"{file}: {error}{promised}")
+            return
+        names = {entry.name for entry in entries}
+        if expected is not None and expected != names:
+            lacks, more = expected - names, names - expected
+            parts = [f"lacks {_listed(lacks)}"] if lacks else []
+            parts += [f"has beside them {_listed(more)}"] if more else []
+            problems.add(INDEX, f"{file} {' and '.join(parts)}")
+        for entry in entries:
+            name = entry.name.removeprefix(NAME_PREFIX)
+            if name in self._specs:
+                other = f"{self._specs[name].file} as {self._stored_names[name]}"
+                problems.add(STORED_TWICE, f"{name}: in {other}, in {file} as {entry.name}")
+            self._specs[name] = TensorSpec(entry.dtype, entry.shape, file, entry.offset)
+            self._stored_names[name] = entry.name
 
 
-def _unreadable(path: Path, reason: object) -> ValueError:
-    return ValueError(
-        describe_error(
-            "A checkpoint file can't be read",
-            where=path,
-            expected="an intact file",
-            found=reason,
-            remedy="download it again",
-        )
-    )
+def _listed(names: Collection[str]) -> str:
+    more = f", ... {len(names)} in all" if len(names) > _SHOWN_NAMES else ""
+    return f"{', '.join(sorted(names)[:_SHOWN_NAMES])}{more}"

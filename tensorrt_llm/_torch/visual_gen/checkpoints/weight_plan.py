@@ -1,30 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading a transformer in three steps: plan from headers, validate everything, then copy.
+"""Planning a load: every tensor is matched and judged before anything is allocated or changed.
 
 ``plan_weights`` reads names, dtypes and shapes, and the scalar scales, but no weight. Every problem
 of a checkpoint is found there and reported in one error; nothing of the model has changed then.
-``apply_plan`` copies, and has no decision left to take.
+``weight_apply.apply_plan`` copies, and has no decision left to take.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from tensorrt_llm._torch.modules.linear import Linear
-from tensorrt_llm._torch.visual_gen.checkpoints.safetensors_folder import (
-    SafetensorsFolder,
-    TensorSpec,
+from tensorrt_llm._torch.modules import quant_group
+from tensorrt_llm._torch.modules.gated_mlp import GatedMLP
+from tensorrt_llm._torch.modules.linear import Linear, WeightMode
+from tensorrt_llm._torch.visual_gen.checkpoints.linear_judge import (
+    LinearJudge,
+    Scales,
+    check_exact,
 )
-from tensorrt_llm._torch.visual_gen.models.cosmos3.weight_names import is_unused, source_prefixes
+from tensorrt_llm._torch.visual_gen.checkpoints.problems import FOREIGN, POLICY, SURPLUS, Problems
+from tensorrt_llm._torch.visual_gen.checkpoints.safetensors_folder import SafetensorsFolder
+from tensorrt_llm._torch.visual_gen.checkpoints.tensor_table import TensorTable
+from tensorrt_llm._torch.visual_gen.config import DiffusionModelConfig
+from tensorrt_llm._torch.visual_gen.models.cosmos3.step_precision import static_fp8_linears
+from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import (
+    requested_step_policy,
+    uses_static_fp8,
+)
+from tensorrt_llm._torch.visual_gen.models.cosmos3.weight_names import (
+    is_unused,
+    source_prefixes,
+    unmatched_patterns,
+)
+from tensorrt_llm._torch.visual_gen.modules.attention import Attention
+from tensorrt_llm._torch.visual_gen.quantization.foreign_tensors import foreign_scheme
 from tensorrt_llm._torch.visual_gen.quantization.loader import DynamicLinearWeightLoader
-from tensorrt_llm._utils import describe_error
-from tensorrt_llm.quantization.scales import MODELOPT_KEYS, SCALE_KEYS, resolve_fp8_scales
-
-_SHOWN_PER_KIND = 5
-_HIGH_PRECISION = (torch.bfloat16, torch.float16, torch.float32)
+from tensorrt_llm.logger import logger
 
 
 @dataclass(frozen=True)
@@ -34,7 +47,7 @@ class Destination:
     Attributes:
         name: The module's name inside the transformer.
         module: The module; for the transformer itself its directly held parameters are meant.
-        shards: Per source, in fused order: key inside the module -> checkpoint name.
+        shards: Per source, in fused order: key inside the module -> name in the weights.
     """
 
     name: str
@@ -44,153 +57,150 @@ class Destination:
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """Everything that a load will do; made by ``plan_weights``, carried out by ``apply_plan``."""
+    """Everything that a load will do; made by ``plan_weights``, carried out by ``apply_plan``.
+
+    Attributes:
+        destinations: Each module with its tensors.
+        loader: Fills the linears.
+        num_bytes: Size of all tensors that are loaded.
+        scales: The scales of the linears' weights, by the weight's name in the weights: what the
+            file tells, resolved and checked, 0-d FP32 on the CPU. A weight that is stored in high
+            precision has no weight_scale, a dynamic recipe may have no input_scale.
+    """
 
     destinations: tuple[Destination, ...]
     loader: DynamicLinearWeightLoader
     num_bytes: int
+    scales: Mapping[str, Scales]
 
 
-def plan_weights(transformer: nn.Module, weights: Mapping[str, torch.Tensor]) -> WeightPlan:
-    """Match every tensor of a checkpoint with its destination.
+def plan_weights(
+    transformer: nn.Module,
+    weights: Mapping[str, torch.Tensor],
+    device: torch.device | None = None,
+) -> WeightPlan:
+    """Match every tensor of a checkpoint with its destination, and judge all of them.
 
     Args:
         transformer: A Cosmos3VFMTransformer, on any device, meta included.
-        weights: Tensors by checkpoint name; a SafetensorsFolder is judged by its headers.
+        weights: Tensors by checkpoint name, all with or without a leading ``model.``; a
+            SafetensorsFolder is judged by its headers.
+        device: Where the weights are going, for what depends on it; None leaves that out.
 
     Raises:
-        ValueError: listing, kind by kind, the first few and the count of: missing tensors, tensors
-            that nothing consumes, wrong shapes, wrong dtypes, unusable scales.
+        ValueError: listing, kind by kind (``problems.py``), the first few and the count of all that
+            is wrong with tensors, scales and the step policy; or a malformed step policy.
+        TypeError: a malformed step policy.
     """
-    planner = _Planner(weights, transformer.model_config.dynamic_weight_quant)
-    destinations = [
-        planner.destination(name, module)
+    config = transformer.model_config
+    problems = Problems()
+    servable = uses_static_fp8(config) and static_fp8_linears(transformer.gen_layers)
+    if requested_step_policy(config) is not None and not servable:
+        problems.add(POLICY, _describe_recipe(config))
+    table = TensorTable(weights, problems)
+    own_recipe = getattr(config.pretrained_config, "quantization_config", None)
+    judge = LinearJudge(
+        table,
+        problems,
+        quantize_here=config.dynamic_weight_quant,
+        keeps_calibration=own_recipe is not None and not config.quant_config_overridden,
+        device=device,
+    )
+    destinations = tuple(
+        _destination(transformer, name, module, table, judge, problems)
         for name, module in transformer.named_modules()
         if next(module.parameters(recurse=False), None) is not None
-    ]
-    planner.check_leftovers()
-    planner.raise_problems()
-    loader = DynamicLinearWeightLoader(transformer.model_config)
-    return WeightPlan(tuple(destinations), loader, planner.num_bytes)
+    )
+    judge.check_sources()
+    _check_groups(transformer, judge)
+    _check_leftovers(table, problems)
+    folder = weights.folder if isinstance(weights, SafetensorsFolder) else "transformer weights"
+    problems.raise_if_any(
+        "The checkpoint doesn't fit the model that its config.json describes",
+        folder,
+        "a source for every module, a module for every tensor, and scales that can be used",
+    )
+    if config.quant_config_overridden:
+        _warn_of_idle_patterns(transformer, table)
+    return WeightPlan(
+        destinations,
+        DynamicLinearWeightLoader(config),
+        table.num_bytes,
+        {table.stored_name(f"{prefix}.weight"): scales for prefix, scales in judge.scales.items()},
+    )
 
 
-class _Planner:
-    """Walks the destinations, takes their tensors and collects every problem."""
+def _describe_recipe(config: DiffusionModelConfig) -> str:
+    recipe = config.quant_config.quant_algo or "no quantisation"
+    if config.dynamic_weight_quant or config.force_dynamic_quantization:
+        recipe += " with scales measured here"
+    return f"static FP8 in the generation tower expected, {recipe} found there"
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], quantize_here: bool) -> None:
-        self._weights = weights
-        self._quantize_here = quantize_here
-        self._problems: dict[str, list[str]] = defaultdict(list)
-        self._left = set(weights)
-        self.num_bytes = 0
 
-    def destination(self, name: str, module: nn.Module) -> Destination:
-        """Match one module; problems are kept, the destination is usable when there are none."""
-        prefixes = source_prefixes(name)
-        if not isinstance(module, Linear):
-            return Destination(name, module, (self._plain_shard(module, prefixes[0]),))
-        shards = tuple(self._linear_shard(module, prefix) for prefix in prefixes)
-        specs = [self._spec(shard["weight"]) for shard in shards if "weight" in shard]
-        found = [spec.shape for spec in specs]
-        fits = sum(s[0] for s in found if s) == module.out_features and all(
-            len(s) == 2 and s[1] == module.in_features for s in found
+def _destination(
+    transformer: nn.Module,
+    name: str,
+    module: nn.Module,
+    table: TensorTable,
+    judge: LinearJudge,
+    problems: Problems,
+) -> Destination:
+    prefixes = source_prefixes(name)
+    if isinstance(module, Linear):
+        rows = _shard_rows(transformer, module)
+        return Destination(name, module, judge.claim(module, prefixes, rows))
+    (prefix,) = prefixes
+    shard = {}
+    for key, parameter in module.named_parameters(recurse=False):
+        source = f"{prefix}.{key}" if prefix else key
+        stored = table.take(source)
+        if stored is not None:
+            shard[key] = stored
+            check_exact(table, problems, source, tuple(parameter.shape), parameter.dtype)
+    return Destination(name, module, (shard,))
+
+
+def _shard_rows(transformer: nn.Module, linear: Linear) -> tuple[int, ...]:
+    """Output features of each shard of a linear, in fused order."""
+    mode = linear.weights_loading_config.weight_mode
+    if mode is WeightMode.FUSED_QKV_LINEAR:
+        arch = transformer.arch
+        heads = (arch.num_attention_heads, arch.num_key_value_heads, arch.num_key_value_heads)
+        return tuple(count * arch.head_dim for count in heads)
+    return (linear.out_features // len(mode.shard_names),) * len(mode.shard_names)
+
+
+def _check_groups(transformer: nn.Module, judge: LinearJudge) -> None:
+    for name, module in transformer.named_modules():
+        if isinstance(module, Attention) and module.share_qkv_input_quant:
+            members = ("to_q", "to_k", "to_v")
+        elif isinstance(module, GatedMLP) and module.split_gate_up:
+            members = ("gate_proj", "up_proj")
+        else:
+            continue
+        linears = {member: getattr(module, member) for member in members}
+        if quant_group.calibrated(linears):
+            judge.check_group([source_prefixes(f"{name}.{member}")[0] for member in members])
+
+
+def _check_leftovers(table: TensorTable, problems: Problems) -> None:
+    """Every tensor has a destination or is on the list of unused ones."""
+    for name in table.unclaimed():
+        if is_unused(name):
+            continue
+        scheme = foreign_scheme(name)
+        if scheme is None:
+            problems.add(SURPLUS, name)
+        else:
+            problems.add(FOREIGN, f"{name}: {scheme}")
+
+
+def _warn_of_idle_patterns(transformer: nn.Module, table: TensorTable) -> None:
+    modules = [name for name, _ in transformer.named_modules()]
+    stored = [name.rpartition(".")[0] for name in table.names()]
+    idle = unmatched_patterns(transformer.model_config.quant_config, [*modules, *stored])
+    if idle:
+        logger.warning(
+            "No module has a name that these patterns of quant_config's ignore list match: %s",
+            ", ".join(idle),
         )
-        if len(specs) == len(shards) and not fits:
-            expected = (module.out_features, module.in_features)
-            self._problem("wrong shapes", f"{' + '.join(prefixes)}: {expected} expected, {found}")
-        return Destination(name, module, shards)
-
-    def check_leftovers(self) -> None:
-        """Every tensor has a destination or is on the list of unused ones."""
-        for name in sorted(self._left):
-            if not is_unused(name):
-                self._problem("tensors that nothing consumes", name)
-
-    def raise_problems(self) -> None:
-        """Raise the one error that lists all problems, if there are any."""
-        if not self._problems:
-            return
-        parts = []
-        for kind, found in self._problems.items():
-            more = f" ... ({len(found)} in all)" if len(found) > _SHOWN_PER_KIND else ""
-            parts.append(f"{kind}: {'; '.join(found[:_SHOWN_PER_KIND])}{more}")
-        raise ValueError(
-            describe_error(
-                "The checkpoint doesn't fit the model that its config.json describes",
-                where="transformer weights",
-                expected="a source for every module and a module for every tensor",
-                found=". ".join(parts),
-                remedy="nothing was loaded; use weights and a config.json that belong together "
-                "(an FP8 checkpoint keeps its quantization_config; BF16 weights have none)",
-            )
-        )
-
-    def _linear_shard(self, linear: Linear, prefix: str) -> dict[str, str]:
-        keys = ["weight"] if linear.bias is None else ["weight", "bias"]
-        shard = {key: name for key in keys if (name := self._take(f"{prefix}.{key}"))}
-        present = [key for key in (*SCALE_KEYS, *MODELOPT_KEYS) if f"{prefix}.{key}" in self._left]
-        shard |= {key: self._take(f"{prefix}.{key}") for key in present}
-        if "weight" not in shard:
-            return shard
-        dtype = self._spec(shard["weight"]).dtype
-        stored_fp8 = dtype == torch.float8_e4m3fn
-        needs_fp8 = linear.has_fp8_qdq and not self._quantize_here
-        if not stored_fp8 and (needs_fp8 or dtype not in _HIGH_PRECISION):
-            expected = "float8_e4m3fn" if linear.has_fp8_qdq else "a 16 or 32 bit float"
-            reason = ", appears to be unquantized" if dtype in _HIGH_PRECISION else ""
-            self._problem("wrong dtypes", f"{prefix}.weight: {expected} expected, {dtype}{reason}")
-        elif stored_fp8 and not linear.has_fp8_qdq:
-            self._problem(
-                "FP8 weights for a module that its configuration leaves in high precision",
-                f"{prefix}.weight",
-            )
-        elif stored_fp8:
-            self._check_scales(prefix, present, not linear.force_dynamic_quantization)
-        elif present:
-            self._problem("scales without an FP8 weight", f"{prefix}: {', '.join(present)}")
-        return shard
-
-    def _check_scales(self, prefix: str, present: list[str], static: bool) -> None:
-        try:
-            scales = {key: self._weights[f"{prefix}.{key}"] for key in present}
-            weight_scale, input_scale = resolve_fp8_scales(scales, prefix)
-        except ValueError as error:
-            self._problem("unusable scales", str(error))
-            return
-        if weight_scale is None:
-            self._problem("missing tensors", f"{prefix}.weight_scale")
-        if input_scale is None and static:
-            self._problem("missing tensors", f"{prefix}.input_scale")
-
-    def _plain_shard(self, module: nn.Module, prefix: str) -> dict[str, str]:
-        shard = {}
-        for key, parameter in module.named_parameters(recurse=False):
-            name = self._take(f"{prefix}.{key}" if prefix else key)
-            if name is None:
-                continue
-            shard[key] = name
-            spec = self._spec(name)
-            if spec.shape != tuple(parameter.shape):
-                expected = tuple(parameter.shape)
-                self._problem("wrong shapes", f"{name}: {expected} expected, {spec.shape}")
-            if spec.dtype not in _HIGH_PRECISION:
-                self._problem("wrong dtypes", f"{name}: a 16 or 32 bit float, {spec.dtype}")
-        return shard
-
-    def _take(self, name: str) -> str | None:
-        """Claim a tensor for a destination; None, and a problem, when the checkpoint lacks it."""
-        if name not in self._left:
-            self._problem("missing tensors", name)
-            return None
-        self._left.remove(name)
-        self.num_bytes += self._spec(name).num_bytes
-        return name
-
-    def _spec(self, name: str) -> TensorSpec:
-        if isinstance(self._weights, SafetensorsFolder):
-            return self._weights.spec(name)
-        tensor = self._weights[name]
-        return TensorSpec(tensor.dtype, tuple(tensor.shape), "")
-
-    def _problem(self, kind: str, text: str) -> None:
-        self._problems[kind].append(text)

@@ -235,30 +235,13 @@ class Attention(nn.Module):
         return {"to_q": self.to_q, "to_k": self.to_k, "to_v": self.to_v}
 
     def _quant_config(self, config: DiffusionModelConfig, name: str) -> QuantConfig:
-        """Return the recipe of one projection; the recipe may exclude it by its full name.
-
-        A checkpoint names q, k and v, so those names decide about ``qkv_proj`` as well as its own.
-        """
+        """Return the recipe of one projection; the recipe may exclude it by its full name."""
         if self.module_name is None:
             return config.get_quant_config()
-        recipe = config.get_quant_config(f"{self.module_name}.{name}")
-        if name != "qkv_proj" or recipe.quant_algo is None:
-            return recipe
-        parts = {
-            part: config.get_quant_config(f"{self.module_name}.{part}")
-            for part in ("to_q", "to_k", "to_v")
-        }
-        if len({part.quant_algo for part in parts.values()}) > 1:
-            raise ValueError(
-                describe_error(
-                    "FUSE_QKV can't merge projections of different precision",
-                    where=self._where(),
-                    expected="one recipe for to_q, to_k and to_v",
-                    found=", ".join(f"{part}: {p.quant_algo}" for part, p in parts.items()),
-                    remedy="exclude all three or none, or build with QKVMode.SEPARATE_QKV",
-                )
-            )
-        return parts["to_q"]
+        full_name = f"{self.module_name}.{name}"
+        if name == "qkv_proj":
+            return config.get_fused_quant_config(full_name, ("to_q", "to_k", "to_v"))
+        return config.get_quant_config(full_name)
 
     def _refuse_unsupported(
         self,

@@ -25,7 +25,9 @@ def quantize_fp8_jointly(
         (codes of the weights' shapes, 0-d FP32 scale). The scale is 1.0 if all values are zero, and
         NaN or infinite if one value is.
     """
-    amax = torch.stack([weight.abs().amax().float() for weight in weights]).amax()
+    # aminmax and not abs().amax(): a weight of full size is not copied for it.
+    extremes = torch.stack([torch.stack(torch.aminmax(weight)).float() for weight in weights])
+    amax = extremes.abs().amax()
     # A tensor as divisor: on CUDA, PyTorch divides by a number through its rounded reciprocal.
     scale = amax / torch.full_like(amax, E4M3_MAX)
     scale = torch.where(scale == 0, 1.0, scale)

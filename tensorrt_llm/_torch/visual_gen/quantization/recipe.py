@@ -157,6 +157,8 @@ def _is_dynamic(spec: object, where: str) -> bool:
     harmless = {"num_bits": (8,), "type": ("float",), "dynamic": (True, False)}
     harmless |= {"strategy": ("tensor",), "symmetric": (True,)}
     for key, value in spec.items():
+        if key in ("observer", "observer_kwargs"):  # how the scale was found, not what it means
+            continue
         if not _says_nothing(value) and value not in harmless.get(key, ()):
             _refuse(
                 f"Only one scale a tensor is supported: {key}",

@@ -90,7 +90,8 @@ def parse_diffusion_step_policy(quantization_config: object) -> StepPrecisionPol
         return None
     policy = runtime["diffusion_step_policy"]
     if not isinstance(policy, Mapping):
-        raise TypeError(_message("The diffusion_step_policy must be a mapping", None, policy))
+        what = "The diffusion_step_policy must be a mapping"
+        raise TypeError(_message(what, "a mapping", policy))
     unknown = sorted(str(field) for field in policy if field not in _FIELDS)
     if unknown:
         raise ValueError(_message("Unknown diffusion_step_policy fields", sorted(_FIELDS), unknown))
@@ -129,7 +130,7 @@ def parse_diffusion_step_policy(quantization_config: object) -> StepPrecisionPol
 def _parse_window(name: str, window: object) -> int:
     """Return the count of a window, which is exactly ``{"count": N, "mode": "a16"}``."""
     if not isinstance(window, Mapping):
-        raise TypeError(_message(f"The window {name} must be a mapping", None, window, name))
+        raise TypeError(_message(f"The window {name} must be a mapping", "a mapping", window, name))
     if window.keys() != _WINDOW_FIELDS:
         fields = f"exactly the fields {sorted(_WINDOW_FIELDS)}"
         raise ValueError(_field_message(name, fields, dict(window)))
@@ -321,7 +322,7 @@ def install_step_precision(
         ValueError: a linear's FP8 method is unknown: it has no weights yet, or W8A16 was bound by
             something else than a controller. Nothing has been changed then.
     """
-    linears = _static_fp8_linears(roots)
+    linears = static_fp8_linears(roots)
     for linear in linears:
         _require_native(linear, _native_method(linear))
     for linear in linears:
@@ -354,7 +355,8 @@ def _modules(roots: Iterable[nn.Module] | nn.Module) -> list[nn.Module]:
     return list(dict.fromkeys(module for root in roots for module in root.modules()))
 
 
-def _static_fp8_linears(roots: Iterable[nn.Module] | nn.Module) -> list[Linear]:
+def static_fp8_linears(roots: Iterable[nn.Module] | nn.Module) -> list[Linear]:
+    """Return the linears under the roots that a policy can govern, each once."""
     return [
         module
         for module in _modules(roots)

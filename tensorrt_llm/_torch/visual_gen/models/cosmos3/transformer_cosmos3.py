@@ -13,7 +13,7 @@ each with its own calibrated scale; every other checkpoint fuses what reads one 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -39,10 +39,12 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.rope import (
 )
 from tensorrt_llm._torch.visual_gen.models.cosmos3.step_precision import (
     StepPrecisionController,
+    StepPrecisionPolicy,
     install_step_precision,
     parse_diffusion_step_policy,
     uninstall_step_precision,
 )
+from tensorrt_llm._torch.visual_gen.models.cosmos3.weight_names import source_prefixes
 from tensorrt_llm._torch.visual_gen.modules.attention import Attention, QKVMode
 from tensorrt_llm._utils import describe_error
 from tensorrt_llm.logger import logger
@@ -62,6 +64,20 @@ def uses_static_fp8(model_config: DiffusionModelConfig) -> bool:
         and not model_config.dynamic_weight_quant
         and not model_config.force_dynamic_quantization
     )
+
+
+def requested_step_policy(model_config: DiffusionModelConfig) -> StepPrecisionPolicy | None:
+    """The step policy to follow: the checkpoint's, unless the caller's recipe replaced its own.
+
+    Raises:
+        TypeError, ValueError: a malformed policy, also where it would be dropped.
+    """
+    policy = parse_diffusion_step_policy(_own_recipe(model_config))
+    return None if getattr(model_config, "quant_config_overridden", False) else policy
+
+
+def _own_recipe(model_config: DiffusionModelConfig) -> object:
+    return getattr(model_config.pretrained_config, "quantization_config", None)
 
 
 @dataclass(frozen=True)
@@ -119,6 +135,7 @@ class _DecoderLayer(nn.Module):
             bias=False,
             dtype=dtype,
             config=config,
+            module_name=f"{name}.mlp",
             split_gate_up=static,
         )
 
@@ -271,9 +288,11 @@ class Cosmos3VFMTransformer(nn.Module):
         dtype = model_config.torch_dtype
         self.model_config = model_config
         self.arch = arch
-        self.language_model = UnderstandingTower(arch, model_config)
+        # A recipe's ignore list may name modules as the checkpoint does.
+        layers_config = replace(model_config, checkpoint_names=source_prefixes)
+        self.language_model = UnderstandingTower(arch, layers_config)
         self.gen_layers = nn.ModuleList(
-            GenerationLayer(arch, model_config, i) for i in range(arch.num_hidden_layers)
+            GenerationLayer(arch, layers_config, i) for i in range(arch.num_hidden_layers)
         )
         self.norm_moe_gen = RMSNorm(arch.hidden_size, eps=arch.rms_norm_eps, dtype=dtype)
         self.vae2llm = nn.Linear(arch.patch_dim, arch.hidden_size, dtype=dtype)
@@ -435,12 +454,11 @@ class Cosmos3VFMTransformer(nn.Module):
         self._maybe_install_step_precision()
 
     def _maybe_install_step_precision(self) -> None:
-        config = getattr(self.model_config.pretrained_config, "quantization_config", None)
-        policy = parse_diffusion_step_policy(config)
+        policy = parse_diffusion_step_policy(_own_recipe(self.model_config))
         if policy is None:
             return
-        if getattr(self.model_config, "quant_config_overridden", False):
-            logger.warning_once(
+        if requested_step_policy(self.model_config) is None:
+            logger.warning(
                 "The checkpoint's diffusion_step_policy is dropped: the caller's quant_config "
                 "replaced the recipe that it was made for."
             )

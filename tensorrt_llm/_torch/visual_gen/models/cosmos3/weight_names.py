@@ -7,6 +7,9 @@ prefix and everything under it belongs to the same module.
 """
 
 import re
+from collections.abc import Iterable
+
+from tensorrt_llm.models.modeling_utils import QuantConfig
 
 # Our name (without the tower's layer prefix) to the checkpoint's, inside one layer.
 _UNDERSTANDING = {
@@ -54,15 +57,18 @@ _OUTSIDE_LAYERS = {
     "time_embedder.mlp.linear_2": ["time_embedder.linear_2"],
 }
 
-# Tensors of a published checkpoint that generation doesn't read: the text output's final norm and
-# head, the action modality (not built), and the reasoner's vision encoder.
-UNUSED_PATTERNS = (
-    r"lm_head\..*",
-    r"norm\.weight",
-    r"action_.*",
-    r"visual\..*",
-)
-_UNUSED = re.compile("|".join(UNUSED_PATTERNS))
+UNUSED_TENSORS = {
+    r"lm_head\..*": "head of the text output",
+    r"norm\.weight": "final norm of the text output",
+    r"action_.*": "the action modality, which is not built",
+    r"visual\..*": "vision encoder of the reasoner's chat mode",
+}
+"""Pattern of the tensors that a checkpoint may hold and that generation doesn't read -> what they
+are. Names without the ``model.`` prefix."""
+
+_UNUSED = re.compile("|".join(UNUSED_TENSORS))
+# Modules of those tensors, which an ignore list may name though this checkpoint has none of them.
+_UNUSED_MODULES = ("lm_head", "norm", "action_proj_in", "action_proj_out", "visual.block")
 _LAYER = re.compile(r"(language_model\.layers|gen_layers)\.(\d+)\.(.+)")
 
 
@@ -86,3 +92,20 @@ def source_prefixes(module_name: str) -> list[str]:
 def is_unused(tensor_name: str) -> bool:
     """Whether a checkpoint tensor is on the list of those that generation doesn't read."""
     return _UNUSED.fullmatch(tensor_name) is not None
+
+
+def unmatched_patterns(quant_config: QuantConfig, names: Iterable[str]) -> list[str]:
+    """Patterns of a recipe's ignore list that match neither a name nor a part of Cosmos3.
+
+    Args:
+        quant_config: The recipe.
+        names: Module names, ours or the checkpoint's.
+    """
+    known = [*names, *_UNUSED_MODULES]
+    return [
+        pattern
+        for pattern in quant_config.exclude_modules or ()
+        if not any(
+            map(QuantConfig(exclude_modules=[pattern]).is_module_excluded_from_quantization, known)
+        )
+    ]

@@ -95,7 +95,10 @@ def test_groups_that_agree_are_one_recipe():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("strategy", "tensor"), ("axis", None), ("block_sizes", None), ("symmetric", True)],
+    [
+        *(("strategy", "tensor"), ("axis", None), ("block_sizes", None), ("symmetric", True)),
+        *(("observer", "minmax"), ("observer_kwargs", {"averaging": 0.01})),
+    ],
 )
 def test_options_that_say_per_tensor_are_accepted(key, value):
     assert load(changed((*WEIGHTS, key), value)) == load(PUBLISHED)
