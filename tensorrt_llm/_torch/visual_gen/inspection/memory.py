@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much device memory a request needs: weights exactly, activations by formula.
+
+Weights are counted from the model as it is loaded. The activations are an **estimate**: the tensors
+that are alive at the two moments that need most, in eager execution (torch.compile needs less).
+
+* Denoising, while the MLP of a generation layer applies SwiGLU: `layer_bytes`, plus the text's keys
+  and values for a prompt of the greatest length (`text_cache_bytes`) and the latents with the
+  solver's history (`latent_bytes`).
+* Decoding, in the last stage of the VAE, or while the decoded video becomes uint8: `decode_bytes`.
+
+Not counted: the CUDA context, the allocator's fragmentation, workspaces of GEMM, attention and
+convolution, and what other processes hold.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from tensorrt_llm._torch.visual_gen.config import DiffusionModelConfig
+from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
+from tensorrt_llm._torch.visual_gen.models.cosmos3.resolved_request import ResolvedRequest
+from tensorrt_llm._torch.visual_gen.models.cosmos3.step_precision import (
+    parse_diffusion_step_policy,
+)
+from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import uses_static_fp8
+
+# FP32 latents alive at once: noise, sample, last sample, two model outputs, the velocities of two
+# branches, their combination, and two temporaries of the solver.
+_LATENT_COPIES = 10
+
+# Bytes that diffusers' Wan decoder holds for each pixel of a frame and each channel of its last
+# stage, in BF16, counted over its tensors on the meta device at full size (base 256): 2,888 bytes a
+# pixel for one frame, 10,760 for nine frames and more, because it decodes four frames at a time
+# and keeps two of each convolution for the next four.
+_DECODER_BYTES = {"image": 11.3, "video": 42.1}
+# Bytes a pixel and frame: the finished part in BF16 beside the decoder's tensors; and the BF16
+# video, its FP32 copy and the uint8 result afterwards.
+_FINISHED_BYTES = 3 * 2
+_CONVERSION_BYTES = 3 * (2 + 4 + 1)
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes on the device for one request.
+
+    Attributes:
+        transformer: Weights.
+        vae: Weights.
+        sound_tokenizer: Weights.
+        text_cache: Keys and values of the prompt branches, for prompts of the greatest length.
+        denoising: Activations and latents of a denoising step, at their peak.
+        decoding: Activations of the VAE, at their peak.
+    """
+
+    transformer: int
+    vae: int
+    sound_tokenizer: int
+    text_cache: int
+    denoising: int
+    decoding: int
+
+    @property
+    def total(self) -> int:
+        """The weights, and the larger of the two phases that follow each other."""
+        weights = self.transformer + self.vae + self.sound_tokenizer
+        return weights + max(self.denoising + self.text_cache, self.decoding)
+
+
+@dataclass(frozen=True)
+class WeightSizes:
+    """What doesn't depend on the request.
+
+    Attributes:
+        transformer: Bytes of the loaded transformer.
+        vae: Bytes of the loaded VAE.
+        sound_tokenizer: Bytes of the loaded sound tokenizer, 0 without one.
+        decoder_channels: Channels of the decoder's last stage (``decoder_base_dim``).
+    """
+
+    transformer: int
+    vae: int
+    sound_tokenizer: int
+    decoder_channels: int
+
+
+def request_need(
+    config: DiffusionModelConfig, sizes: WeightSizes, request: ResolvedRequest
+) -> Need:
+    """Estimate what a request needs on the device."""
+    arch = Cosmos3Architecture.from_pretrained_config(config.pretrained_config)
+    branches = 2 if request.is_guided else 1
+    height, width, frames = request.height, request.width, request.num_frames
+    activations = layer_bytes(config, arch, branches, vision_tokens(arch, request))
+    return Need(
+        transformer=sizes.transformer,
+        vae=sizes.vae,
+        sound_tokenizer=sizes.sound_tokenizer,
+        text_cache=text_cache_bytes(config, arch, branches, request.max_sequence_length),
+        denoising=activations + latent_bytes(arch, request),
+        decoding=decode_bytes(height, width, frames, sizes.decoder_channels),
+    )
+
+
+def vision_tokens(arch: Cosmos3Architecture, request: ResolvedRequest) -> int:
+    """Tokens of one branch: latent frames times patches, both sides rounded up."""
+    frames, height, width = request.latent_shape
+    patch = arch.latent_patch_size
+    return frames * -(-height // patch) * -(-width // patch)
+
+
+def layer_bytes(
+    config: DiffusionModelConfig, arch: Cosmos3Architecture, branches: int, tokens: int
+) -> int:
+    """Tensors of a generation layer alive at its peak: around SwiGLU, in the MLP.
+
+    A row (a token of a branch) with element size e, hidden size H, intermediate size I, q width A
+    and k width K has: the residual before and after attention and the MLP's normed input (3 e H);
+    rotated q, k and the projection's output, of which v is a part (e (A + 2 K), and once more
+    e (A + K) where one projection makes all three); what attention gave (e A, twice for two
+    branches, which attend one by one and are put together); gate and up (2 e I); the rotary tables
+    (2 e D); and the product of gate and up: e I, or, where no step is 16 bit, I in FP8 beside the
+    quantised input, H. On a 16-bit step of an FP8 checkpoint a dequantised weight (e H I) may be
+    more than all products: it is alive before them.
+    """
+    e = config.torch_dtype.itemsize
+    hidden, inner = arch.hidden_size, arch.intermediate_size
+    query = arch.num_attention_heads * arch.head_dim
+    key = arch.num_key_value_heads * arch.head_dim
+    qkv = query + 2 * key
+    if not uses_static_fp8(config):
+        qkv += query + key
+    attended = query * (2 if branches > 1 else 1)
+    rows = branches * tokens
+    products = rows * e * inner
+    if config.quant_config.quant_mode.has_fp8_qdq():
+        products = rows * (inner + hidden)
+        if _has_16_bit_steps(config):
+            products = max(rows * e * inner, e * hidden * inner)
+    row = e * (3 * hidden + qkv + attended + 2 * inner + 2 * arch.head_dim)
+    return rows * row + products
+
+
+def text_cache_bytes(
+    config: DiffusionModelConfig, arch: Cosmos3Architecture, branches: int, length: int
+) -> int:
+    """Keys and values of every layer for ``branches`` prompts of ``length`` tokens."""
+    width = arch.num_key_value_heads * arch.head_dim
+    itemsize = config.torch_dtype.itemsize
+    return branches * arch.num_hidden_layers * 2 * width * length * itemsize
+
+
+def latent_bytes(arch: Cosmos3Architecture, request: ResolvedRequest) -> int:
+    """FP32 latents, the solver's history and the velocities."""
+    frames, height, width = request.latent_shape
+    return _LATENT_COPIES * 4 * arch.latent_channel * frames * height * width
+
+
+def decode_bytes(height: int, width: int, num_frames: int, channels: int) -> int:
+    """The VAE's peak, in BF16, for pixels of the output and ``channels`` of its last stage."""
+    per_channel = _DECODER_BYTES["image" if num_frames == 1 else "video"]
+    pixels = height * width
+    decoding = pixels * (per_channel * channels + num_frames * _FINISHED_BYTES)
+    return int(max(decoding, pixels * num_frames * _CONVERSION_BYTES))
+
+
+def device_memory(device: torch.device) -> tuple[str, int, int] | None:
+    """(name, free bytes, total bytes) of a CUDA device; None for another."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return torch.cuda.get_device_name(device), free, total
+
+
+def _has_16_bit_steps(config: DiffusionModelConfig) -> bool:
+    """Whether some denoising step may run W8A16: the checkpoint's step policy has a window."""
+    recipe = getattr(config.pretrained_config, "quantization_config", None)
+    try:
+        policy = parse_diffusion_step_policy(recipe)
+    except (TypeError, ValueError):
+        return True  # malformed, so the plan refuses it; the larger need is told
+    return policy is not None and policy.first_steps + policy.last_steps > 0
