@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pixels to files: png, jpg, webp through Pillow, mp4 (H.264) through PyAV; whole or not at all."""
+"""Pixels and sound to files, whole or not at all.
+
+png, jpg and webp go through Pillow, mp4 (H.264, AAC) through PyAV, wav through Python's own module.
+"""
 
 import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 
 from tensorrt_llm._utils import describe_error
+from tensorrt_llm.visual_gen.audio_writer import AacTrack, as_sound, check_track, write_wav
 
-_FORMATS = {"png": "png", "jpg": "jpg", "jpeg": "jpg", "webp": "webp", "mp4": "mp4"}
+_FORMATS = {
+    **{"png": "png", "jpg": "jpg", "jpeg": "jpg", "webp": "webp"},
+    **{"mp4": "mp4", "wav": "wav"},
+}
 _PILLOW_NAMES = {"png": "PNG", "jpg": "JPEG", "webp": "WEBP"}
-_NAMES = "png, jpg, webp or mp4"
+_NAMES = "png, jpg, webp, mp4 or wav"
 # The widest picture of each coder: JPEG stores 16-bit sizes, WebP 14-bit ones.
 _MAX_SIDE = {"jpg": 65535, "webp": 16383}
 # Frames a second; the lower bound keeps the fraction below within its denominator.
@@ -122,12 +129,36 @@ def write_image(path: Path, pixels: object, format: str, quality: int) -> Path:
     return path
 
 
-def write_video(path: Path, pixels: object, frame_rate: float | None, quality: int) -> Path:
+def write_sound(path: Path, audio: object, sample_rate: int | None) -> Path:
+    """Write sound [channels, samples] as WAV: PCM, 16 bit.
+
+    Raises:
+        ValueError: no sound of one or two channels, a bad or missing sample rate, a missing folder.
+    """
+    sound = as_sound(audio, sample_rate, path)
+    with _written_aside(path) as partial:
+        write_wav(partial, sound, sample_rate)
+    return path
+
+
+def write_video(
+    path: Path,
+    pixels: object,
+    frame_rate: float | None,
+    quality: int,
+    audio: object = None,
+    sample_rate: int | None = None,
+    before_frame: Callable[[], None] | None = None,
+) -> Path:
     """Write uint8 RGB [T, H, W, 3] as MP4: H.264, yuv420p, BT.709 limited range, index in front.
+
+    Sound becomes an AAC track. ``before_frame`` is called before each frame; what it raises ends
+    the writing and leaves nothing.
 
     Raises:
         ValueError: pixels of another kind, an odd height or width (yuv420p halves both), a bad or
-            missing frame rate, a quality outside 1..100, a missing folder.
+            missing frame rate, a quality outside 1..100, a missing folder; sound that ``as_sound``
+            or ``check_track`` refuses.
         RuntimeError: this PyAV has no H.264 encoder.
     """
     array = _as_array(pixels, path)
@@ -145,12 +176,24 @@ def write_video(path: Path, pixels: object, frame_rate: float | None, quality: i
             )
         )
     rate = exact_frame_rate(frame_rate)
+    sound = None
+    if audio is not None:
+        sound = as_sound(audio, sample_rate, path)
+        check_track(sound, sample_rate, frames / rate, rate)
     with _written_aside(path) as partial:
-        _encode_h264(partial, array, rate, quality)
+        _encode_mp4(partial, array, rate, quality, sound, sample_rate, before_frame)
     return path
 
 
-def _encode_h264(path: Path, array, rate: Fraction, quality: int) -> None:
+def _encode_mp4(
+    path: Path,
+    array,
+    rate: Fraction,
+    quality: int,
+    sound,
+    sample_rate: int | None,
+    before_frame: Callable[[], None] | None,
+) -> None:
     import av
     from av.video.reformatter import (
         ColorPrimaries,
@@ -186,7 +229,10 @@ def _encode_h264(path: Path, array, rate: Fraction, quality: int) -> None:
         context.color_range = ColorRange.MPEG
         context.color_primaries = ColorPrimaries.BT709
         context.color_trc = ColorTrc.BT709
+        track = None if sound is None else AacTrack(container, sound, sample_rate)
         for index, pixels in enumerate(array):
+            if before_frame is not None:
+                before_frame()
             frame = reformatter.reformat(
                 av.VideoFrame.from_ndarray(pixels, format="rgb24"),
                 format="yuv420p",
@@ -202,7 +248,11 @@ def _encode_h264(path: Path, array, rate: Fraction, quality: int) -> None:
             frame.pts = index
             frame.time_base = 1 / rate
             container.mux(stream.encode(frame))
+            if track is not None:
+                track.mux_until((index + 1) / rate)
         container.mux(stream.encode())
+        if track is not None:
+            track.mux_until(None)
 
 
 def _crf(quality: int) -> int:
