@@ -19,6 +19,9 @@ extensions = [
     "sphinx.ext.napoleon",
     "pydantic_table",
     "package_modules",
+    "task_tables",
+    "inspect_output",
+    "code_tables",
 ]
 exclude_patterns = ["_ext"]
 html_theme = "alabaster"

@@ -9,6 +9,7 @@ _EXPORTS = {
     "CudaGraphConfig": "tensorrt_llm.visual_gen.args",
     "ExtraParamSchema": "tensorrt_llm.visual_gen.params",
     "ParallelConfig": "tensorrt_llm.visual_gen.args",
+    "RequestBlockedError": "tensorrt_llm.visual_gen.output",
     "RequestCancelledError": "tensorrt_llm.visual_gen.output",
     "TorchCompileConfig": "tensorrt_llm.visual_gen.args",
     "VisualGen": "tensorrt_llm.visual_gen.visual_gen",

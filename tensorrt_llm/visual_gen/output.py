@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a generation gives back. Importing this costs no torch."""
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +15,10 @@ from tensorrt_llm.visual_gen import media_writer
 
 class RequestCancelledError(RuntimeError):
     """The request was cancelled before it finished."""
+
+
+class RequestBlockedError(ValueError):
+    """The guardrails refused the request's text or what came of it; nothing was given out."""
 
 
 class VisualGenProgress(NamedTuple):
@@ -54,13 +60,16 @@ class VisualGenOutput(BaseModel):
         request_id: Number of the request within its ``VisualGen``.
         image: uint8 RGB CPU tensor [H, W, C], or [B, H, W, C] for several images.
         video: uint8 RGB CPU tensor [T, H, W, C].
-        audio: float [channels, samples]; nothing makes it yet.
+        audio: float CPU tensor [channels, samples] in [-1, 1], as long as ``video``; None without
+            sound.
         frame_rate: Frames a second of ``video``.
         audio_sample_rate: Samples a second of ``audio``.
         error: Why there is no result, for an item of a list.
         metrics: Seconds by phase.
         metadata: ``request`` (every resolved value), ``model``, ``revision``, ``commit``,
-            ``fp8_linears`` per tower, ``precision_trace`` per step, ``timesteps``, ``sigmas``.
+            ``fp8_linears`` per tower, ``precision_trace`` per step (timestep, precision of each
+            tower, guidance branches), ``sigmas``, ``image_seeds`` (the seed of each image),
+            ``reference`` (size, rate and frames of a reference, and what was done to its pixels).
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -82,66 +91,93 @@ class VisualGenOutput(BaseModel):
         frame_rate: float | None = None,
         audio_sample_rate: int | None = None,
         quality: int = 95,
+        should_stop: Callable[[], bool] | None = None,
     ) -> Path:
-        """Write the image or the video to a file, whole or not at all.
+        """Write the image, the video with its sound, or the sound alone to a file.
 
-        The file is written under a temporary name beside the target and renamed when complete.
+        The file is written under a temporary name beside the target and renamed when complete, so
+        it is there whole or not at all.
 
         Args:
             path: The target; its folder must exist. An existing file is replaced.
-            format: "png", "jpg", "webp" for an image, "mp4" (H.264, yuv420p, BT.709) for a video.
-                Default: the path's suffix, which must agree where both are given.
-            frame_rate: Frames a second of the file instead of the output's own; video only.
-            audio_sample_rate: For outputs with sound; refused without.
-            quality: 1 (small) to 100 (best), for jpg, webp and mp4; png is lossless.
+            format: "png", "jpg", "webp" for an image, "mp4" (H.264, yuv420p, BT.709; sound as AAC)
+                for a video, "wav" (PCM, 16 bit) for its sound alone. Default: the path's suffix,
+                which must agree where both are given.
+            frame_rate: Frames a second of the file instead of the output's own; mp4 only.
+            audio_sample_rate: Samples a second of the file instead of the output's own, without
+                resampling; for sound only. In an mp4 the two tracks must stay equally long.
+            quality: 1 (small) to 100 (best), for jpg, webp and the picture of mp4; png and wav are
+                lossless.
+            should_stop: Asked before each frame of an mp4; True ends the writing.
 
         Returns:
             The path written.
 
         Raises:
+            RequestCancelledError: ``should_stop`` said so; nothing is left.
             ValueError: an unknown format, one that doesn't fit the content, a missing folder, a
-                size that the format can't hold, several images, or nothing to save.
-            NotImplementedError: an output with sound.
+                size or rate that the format can't hold, several images, nothing to save, tracks
+                that differ in length by more than a frame.
             RuntimeError: this PyAV has no H.264 encoder.
         """
         target = Path(path)
         kind = media_writer.resolve_format(target, format)
-        wanted = "video" if kind == "mp4" else "image"
-        pixels = self.video if kind == "mp4" else self.image
-        if pixels is None:
-            has = "video" if self.video is not None else "image" if self.image is not None else None
-            raise ValueError(
-                describe_error(
-                    f"No {wanted} to save as {kind}",
-                    where=target,
-                    expected=f"an output with a {wanted}",
-                    found=f"a {has}" if has else f"nothing (error: {self.error})",
-                    remedy="use mp4 for a video, png, jpg or webp for an image" if has else None,
-                )
-            )
-        if self.audio is not None:
-            raise NotImplementedError(
-                describe_error("Saving sound is not supported yet", where="VisualGenOutput.audio")
-            )
-        if audio_sample_rate is not None:
-            raise ValueError(
-                describe_error(
-                    "audio_sample_rate without sound",
-                    where="VisualGenOutput.save",
-                    expected="None for an output without audio",
-                    found=audio_sample_rate,
-                )
-            )
+        content = self._content(kind, target)
+        if frame_rate is not None and kind != "mp4":
+            raise _meaningless("frame_rate", f"in a {kind} file", frame_rate)
+        if audio_sample_rate is not None and (self.audio is None or kind not in ("mp4", "wav")):
+            raise _meaningless("audio_sample_rate", "without sound", audio_sample_rate)
+        rate = self.frame_rate if frame_rate is None else frame_rate
+        sample_rate = self.audio_sample_rate if audio_sample_rate is None else audio_sample_rate
         if kind == "mp4":
-            rate = self.frame_rate if frame_rate is None else frame_rate
-            return media_writer.write_video(target, pixels, rate, quality)
-        if frame_rate is not None:
-            raise ValueError(
-                describe_error(
-                    "frame_rate for an image",
-                    where="VisualGenOutput.save",
-                    expected="None for an image",
-                    found=frame_rate,
-                )
+            return media_writer.write_video(
+                target,
+                content,
+                rate,
+                quality,
+                self.audio,
+                sample_rate,
+                functools.partial(_stop_if, should_stop),
             )
-        return media_writer.write_image(target, pixels, kind, quality)
+        if kind == "wav":
+            return media_writer.write_sound(target, content, sample_rate)
+        return media_writer.write_image(target, content, kind, quality)
+
+    def _content(self, kind: str, target: Path) -> Any:
+        """What a file of this kind holds.
+
+        Raises:
+            ValueError: the output lacks it.
+        """
+        name = {"mp4": "video", "wav": "audio"}.get(kind, "image")
+        content = getattr(self, name)
+        if content is not None:
+            return content
+        has = [n for n in ("image", "video", "audio") if getattr(self, n) is not None]
+        raise ValueError(
+            describe_error(
+                f"No {name} to save as {kind}",
+                where=target,
+                expected=f"an output with {name}",
+                found=" and ".join(has) if has else f"nothing (error: {self.error})",
+                remedy="use mp4 for a video, wav for its sound, png, jpg or webp for an image"
+                if has
+                else None,
+            )
+        )
+
+
+def _stop_if(should_stop: Callable[[], bool] | None) -> None:
+    if should_stop is not None and should_stop():
+        raise RequestCancelledError("The request was cancelled while it was encoded.")
+
+
+def _meaningless(name: str, why: str, found: object) -> ValueError:
+    return ValueError(
+        describe_error(
+            f"{name} has no meaning {why}",
+            where="VisualGenOutput.save",
+            expected="None",
+            found=found,
+        )
+    )

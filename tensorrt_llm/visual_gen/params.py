@@ -11,10 +11,12 @@ Unchecked = SkipValidation
 
 
 class VisualGenParams(BaseModel):
-    """The options of one request; None means the pipeline's default for the task.
+    """The options of one request; None means the checkpoint's default for the task.
 
     The task follows from the request: ``num_frames`` 1 or ``extra_params["output_type"]`` "image"
-    asks for an image, anything else for a video. The values that were used are reported back in
+    asks for an image, ``image_reference`` for image to video, ``video_reference`` for video to
+    video, anything else for a video from text alone. ``VisualGen.task_defaults`` has the defaults
+    of each task; the values that were used are reported back in
     ``VisualGenOutput.metadata["request"]``.
 
     Raises:
@@ -25,18 +27,22 @@ class VisualGenParams(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     height: Annotated[int | None, Unchecked] = Field(
-        None, description="Pixels, a multiple of 16. Default: 720 for video, 1024 for an image."
+        None,
+        description="Pixels, a multiple of 16. Default: of the task; with a reference, the trained "
+        "size nearest to its aspect, or what keeps its aspect with the width given.",
     )
     width: Annotated[int | None, Unchecked] = Field(
-        None, description="Pixels, a multiple of 16. Default: 1280 for video, 1024 for an image."
+        None, description="Pixels, a multiple of 16. Default: as for height."
     )
     num_inference_steps: Annotated[int | None, Unchecked] = Field(
-        None, description="Denoising steps, 1 to 1000. Default: 35 for video, 50 for an image."
+        None,
+        description="Denoising steps, 1 to 1000. Default: of the task. A 4-step build takes only "
+        "its own number.",
     )
     guidance_scale: Annotated[float | None, Unchecked] = Field(
         None,
-        description="Classifier-free guidance; off at 1 and below. "
-        "Default: 6.0 for video, 7.0 for an image.",
+        description="Classifier-free guidance; off at 1 and below. Default: of the task. "
+        "A 4-step build takes only 1.0.",
     )
     max_sequence_length: Annotated[int | None, Unchecked] = Field(
         None,
@@ -49,26 +55,33 @@ class VisualGenParams(BaseModel):
     )
     num_frames: Annotated[int | None, Unchecked] = Field(
         None,
-        description="Frames, rounded up to 4k + 1; 1 is an image. Default: 189 for video.",
+        description="Frames, rounded up to 4k + 1, at most 1001; 1 is an image. "
+        "Default: of the task.",
     )
     frame_rate: Annotated[float | None, Unchecked] = Field(
-        None, description="Frames a second, of a video. Default: 24.0."
+        None,
+        description="Frames a second, of a video. Default: of the task; for video to video the "
+        "reference's, unless num_frames is given.",
     )
     negative_prompt: Annotated[str | None, Unchecked] = Field(
         None,
-        description="What guidance leads away from; '' is an empty one. Default: for video the "
-        "checkpoint's own text, or this package's; for an image ''.",
+        description="What guidance leads away from; '' is an empty one. Default: for a video the "
+        "checkpoint's own text, or this package's; for an image and for 4-step builds ''.",
     )
     image_reference: Annotated[Any, Unchecked] = Field(
-        None, description="Not built yet: refused by name."
+        None,
+        description="The first frame of a video: a path, a file:, data: or http(s): URI, bytes, a "
+        "PIL image or an array. Not together with video_reference, nor for an image.",
     )
     video_reference: Annotated[Any, Unchecked] = Field(
-        None, description="Not built yet: refused by name."
+        None,
+        description="A clip that the video continues or completes: a path, a URI, bytes, frames as "
+        "PIL images or an array. Not for an image.",
     )
     num_images_per_prompt: Annotated[int | None, Unchecked] = Field(
         None,
-        description="Images of one request, 1 to 10, their noise drawn one after another from one "
-        "generator, so that the first equals that of a request for one. Images only. Default: 1.",
+        description="Images of one request, 1 to 10, with the seeds seed, seed + 1, ..., so that "
+        "each can be made alone. Images only. Default: 1.",
     )
     extra_params: Annotated[dict[str, Any] | None, Unchecked] = Field(
         None, description="Options of the model family, see ``VisualGen.extra_param_specs``."

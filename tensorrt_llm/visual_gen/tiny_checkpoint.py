@@ -8,10 +8,12 @@ download. The weights are random: what it generates is noise.
 Run ``python -m tensorrt_llm.visual_gen.tiny_checkpoint OUT --precision fp8 --seed 0``.
 """
 
+import hashlib
 import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -63,6 +65,31 @@ def make_tiny_checkpoint(
         shutil.rmtree(building, ignore_errors=True)
         raise
     return out
+
+
+def cached_tiny_checkpoint(report: Callable[[str], None] = click.echo) -> Path:
+    """The tiny static FP8 checkpoint of seed 0, made once for every version of its maker.
+
+    Args:
+        report: Told when it has to be made, which takes some seconds.
+
+    Returns:
+        Its folder in the user's cache.
+    """
+    maker = Path(__file__).parent
+    sources = [*sorted(maker.glob("tiny_*.py")), maker / "data" / "tokenizer_corpus.txt"]
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = cache / "tensorrt-llm-cosmos3" / f"tiny-fp8-{digest[:16]}"
+    if not path.exists():
+        report(f"Making the tiny checkpoint {path} (once).")
+        try:
+            make_tiny_checkpoint(path, precision="fp8", seed=0)
+        except OSError:
+            # Another process may have finished the same folder meanwhile.
+            if not (path / "model_index.json").is_file():
+                raise
+    return path
 
 
 def _check_request(out: Path, precision: str, seed: int) -> None:

@@ -97,6 +97,7 @@ class VisualGen:
         self.args = _with_model(args, model)
         # Here, so that importing this module costs no torch.
         from tensorrt_llm._torch.visual_gen.executor import VisualGenExecutor, map_error
+        from tensorrt_llm._torch.visual_gen.models.cosmos3.memory_estimate import idle_capacity
         from tensorrt_llm._torch.visual_gen.pipeline_loader import PipelineLoader
 
         try:
@@ -107,6 +108,7 @@ class VisualGen:
                 raise
             raise mapped from error
         self._executor = VisualGenExecutor(self._pipeline)
+        self._capacity = idle_capacity(self._pipeline.components.device)
 
     def __enter__(self) -> "VisualGen":
         return self
@@ -124,8 +126,20 @@ class VisualGen:
 
     @property
     def default_params(self) -> VisualGenParams:
-        """A fresh ``VisualGenParams`` with the defaults of text to video filled in."""
+        """A fresh ``VisualGenParams`` with the defaults that all tasks of the checkpoint share.
+
+        What depends on the task stays None, so that setting ``num_frames`` 1 or a reference brings
+        that task's defaults; ``task_defaults`` has them.
+        """
         return self._pipeline.default_params
+
+    @property
+    def task_defaults(self) -> dict[str, dict[str, Any]]:
+        """The checkpoint's tasks, and what a request of each gets where it says nothing.
+
+        Without a reference at hand: size and rate of image to video and video to video follow it.
+        """
+        return self._pipeline.task_defaults
 
     @property
     def extra_param_specs(self) -> dict[str, ExtraParamSchema]:
@@ -193,6 +207,35 @@ class VisualGen:
             ValueError, NotImplementedError: as ``generate``, before anything is queued.
             RuntimeError: after ``shutdown``.
         """
+        return VisualGenResult(self._executor.submit(self._prepare(inputs, params)))
+
+    def resolve(self, inputs: str, params: VisualGenParams | None = None) -> dict[str, Any]:
+        """Check a request and fill in its defaults, without queueing it.
+
+        Returns:
+            Every value that it would run with, as in ``VisualGenOutput.metadata["request"]``. A
+            seed that wasn't given is drawn anew by each call.
+
+        Raises:
+            ValueError, NotImplementedError: as ``generate``.
+            MemoryError: it can't fit the device, by a lower bound of its need.
+        """
+        from tensorrt_llm._torch.visual_gen.models.cosmos3.memory_estimate import check_fits
+
+        values = self._prepare(inputs, params).values
+        check_fits(values, self._pipeline.components, self._capacity)
+        return values.report()
+
+    async def get_stats_async(self) -> dict[str, int]:
+        """Requests ``queued`` and ``running`` now, and ``completed``, ``failed``, ``cancelled``."""
+        return self._executor.stats()
+
+    def shutdown(self) -> None:
+        """Fail what is queued, finish what runs, end the worker. Calling it again does nothing."""
+        self._executor.shutdown()
+
+    def _prepare(self, inputs: str, params: VisualGenParams | None) -> Any:
+        """A checked request."""
         if params is not None and not isinstance(params, VisualGenParams):
             raise ValueError(
                 describe_error(
@@ -202,16 +245,7 @@ class VisualGen:
                     found=type(params).__name__,
                 )
             )
-        request = self._pipeline.prepare_request(inputs, params)
-        return VisualGenResult(self._executor.submit(request))
-
-    async def get_stats_async(self) -> dict[str, int]:
-        """Requests ``queued`` and ``running`` now, and ``completed``, ``failed``, ``cancelled``."""
-        return self._executor.stats()
-
-    def shutdown(self) -> None:
-        """Fail what is queued, finish what runs, end the worker. Calling it again does nothing."""
-        self._executor.shutdown()
+        return self._pipeline.prepare_request(inputs, params)
 
     def _submit_or_error(self, prompt: str, params: VisualGenParams | None):
         """A function that waits for the item's output; it never raises for the item's own sake."""

@@ -64,10 +64,11 @@ def attribute_texts(model: type[BaseModel]) -> dict[str, str]:
     return {name.strip(): " ".join(text.split()) for name, text in pairs}
 
 
-class _TableOf(SphinxDirective):
+class TableOf(SphinxDirective):
     """A table about one object of a module, the directive's argument."""
 
     required_arguments = 1
+    widths = (18, 22, 18, 42)
 
     def run(self) -> list[nodes.Node]:
         module_name, _, name = self.arguments[0].rpartition(".")
@@ -75,12 +76,12 @@ class _TableOf(SphinxDirective):
         self.env.note_dependency(module.__file__)
         return [self._table(self.rows(getattr(module, name)))]
 
-    def rows(self, subject: Any) -> list[tuple[str, str, str, str]]:
+    def rows(self, subject: Any) -> list[tuple[str, ...]]:
         raise NotImplementedError
 
-    def _table(self, rows: list[tuple[str, str, str, str]]) -> nodes.table:
+    def _table(self, rows: list[tuple[str, ...]]) -> nodes.table:
         group = nodes.tgroup(cols=len(rows[0]))
-        group += [nodes.colspec(colwidth=width) for width in (18, 22, 18, 42)]
+        group += [nodes.colspec(colwidth=width) for width in self.widths]
         head, body = nodes.thead(), nodes.tbody()
         for part, lines in ((head, rows[:1]), (body, rows[1:])):
             for line in lines:
@@ -96,7 +97,7 @@ class _TableOf(SphinxDirective):
         return table
 
 
-class PydanticTable(_TableOf):
+class PydanticTable(TableOf):
     """The fields of a model."""
 
     def rows(self, subject: type[BaseModel]) -> list[tuple[str, str, str, str]]:
@@ -111,7 +112,7 @@ class PydanticTable(_TableOf):
         return rows
 
 
-class ExtraParamsTable(_TableOf):
+class ExtraParamsTable(TableOf):
     """The entries of a mapping from name to ``ExtraParamSchema``."""
 
     def rows(self, subject: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:

@@ -5,6 +5,8 @@ import importlib.util
 import json
 import os
 import re
+import shlex
+import wave
 from pathlib import Path
 
 import av
@@ -19,7 +21,8 @@ EXAMPLES = next(
     for parent in Path(__file__).resolve().parents
     if (parent / "pyproject.toml").is_file()
 )
-SCRIPT = EXAMPLES / "models" / "cosmos3" / "cosmos3.py"
+NAME = "visual_gen/models/cosmos3/cosmos3.py"
+SCRIPT = EXAMPLES.parent / NAME
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +59,13 @@ CAPTION = {"subjects": [{"description": "a robot"}], "style": "x"}
 def job_of(example, tmp_path, content, **options):
     path = tmp_path / "prompt.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content, indent=2))
+    return read_job(example, prompt_file=path, **options)
+
+
+def read_job(example, **options):
     names = ("prompt", "prompt_file", "negative_prompt", "negative_prompt_file", "output_type")
-    return example.read_job(**dict.fromkeys(names) | {"prompt_file": path} | options)
+    names += ("image_path", "video_path")
+    return example.read_job(**dict.fromkeys(names) | {"enable_audio": False} | options)
 
 
 @pytest.mark.parametrize(
@@ -82,37 +90,68 @@ def test_prompt_files(example, tmp_path, content, prompt, negative, output_type)
     assert (job.prompt, job.negative_prompt, job.output_type) == (prompt, negative, output_type)
 
 
+@pytest.mark.parametrize(
+    ("content", "output_type", "image", "video", "audio"),
+    [
+        ({"model_mode": "image2video", "vision_path": "a.jpg"}, "video", "/a.jpg", None, False),
+        ({"model_mode": "video2video", "vision_path": "c/d.mp4"}, "video", None, "/c/d.mp4", False),
+        (
+            {"model_mode": "image2video", "vision_path": "https://example.com/a.jpg"},
+            *("video", "https://example.com/a.jpg", None, False),
+        ),
+        (
+            {"model_mode": "image2video", "vision_path": "data:image/png;base64,AA"},
+            *("video", "data:image/png;base64,AA", None, False),
+        ),
+        ({"enable_audio": True}, None, None, None, True),
+        ({"model_mode": "text2video", "enable_audio": True}, "video", None, None, True),
+    ],
+)
+def test_a_prompt_file_names_reference_and_sound(
+    example, tmp_path, content, output_type, image, video, audio
+):
+    job = job_of(example, tmp_path, {"prompt": "A."} | content)
+    # A relative path starts at the prompt file.
+    found = [name and name.replace(str(tmp_path), "") for name in (job.image, job.video)]
+    assert (job.output_type, *found, job.enable_audio) == (output_type, image, video, audio)
+
+
 def test_flags_win_over_the_prompt_file(example, tmp_path):
     content = {"prompt": "A.", "negative_prompt": "file", "model_mode": "text2image"}
     job = job_of(example, tmp_path, content, negative_prompt="flag", output_type="video")
     assert (job.negative_prompt, job.output_type) == ("flag", "video")
+    content = {"prompt": "A.", "model_mode": "video2video", "vision_path": "file.mp4"}
+    job = job_of(example, tmp_path, content, image_path="flag.jpg", enable_audio=True)
+    assert (job.output_type, job.image, job.video) == (None, "flag.jpg", None)
+    assert job.enable_audio
 
 
 def test_a_prompt_may_name_a_file_and_a_long_text_is_none(example, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("p.json").write_text(json.dumps(CAPTION))
     Path("n.txt").write_text("blurry\n")
-    names = dict.fromkeys(("prompt_file", "negative_prompt_file", "output_type"))
-    job = example.read_job(prompt="p.json", negative_prompt="n.txt", **names)
+    job = read_job(example, prompt="p.json", negative_prompt="n.txt")
     assert (job.prompt, job.negative_prompt) == (json.dumps(CAPTION), "blurry")
     long = "A robot " * 1000
-    assert example.read_job(prompt=long, negative_prompt="", **names).prompt == long
+    assert read_job(example, prompt=long, negative_prompt="").prompt == long
 
 
 @pytest.mark.parametrize(
-    ("content", "error", "named"),
+    ("content", "named"),
     [
-        ({"prompt": "A.", "steps": 3}, ValueError, "steps"),
-        ({"prompt": 3}, ValueError, "prompt is no text"),
-        ({"prompt": "A.", "model_mode": "text2audio"}, ValueError, "text2audio"),
-        ({"prompt": "A.", "model_mode": "image2video"}, NotImplementedError, "image2video"),
-        ({"prompt": "A.", "vision_path": "a.jpg"}, NotImplementedError, "vision_path"),
-        ({"prompt": "A.", "enable_audio": True}, NotImplementedError, "enable_audio"),
-        ("{broken", ValueError, "JSON"),
+        ({"prompt": "A.", "steps": 3}, "steps"),
+        ({"prompt": 3}, "prompt is no text"),
+        ({"prompt": "A.", "model_mode": "text2audio"}, "text2audio"),
+        ({"prompt": "A.", "model_mode": "image2video"}, "vision_path for image2video"),
+        ({"prompt": "A.", "vision_path": "a.jpg"}, "vision_path with model_mode"),
+        ({"prompt": "A.", "model_mode": "text2video", "vision_path": "a.jpg"}, "vision_path with"),
+        ({"prompt": "A.", "model_mode": "image2video", "vision_path": 3}, "vision_path is no str"),
+        ({"prompt": "A.", "enable_audio": "yes"}, "enable_audio is no bool"),
+        ("{broken", "JSON"),
     ],
 )
-def test_a_bad_prompt_file_is_refused_by_name(example, tmp_path, content, error, named):
-    with pytest.raises(error, match=named):
+def test_a_bad_prompt_file_is_refused_by_name(example, tmp_path, content, named):
+    with pytest.raises(ValueError, match=named):
         job_of(example, tmp_path, content)
 
 
@@ -122,15 +161,14 @@ def test_a_bad_prompt_file_is_refused_by_name(example, tmp_path, content, error,
         ([], "--prompt"),
         (["--prompt", "a", "--prompt_file", "b"], "one of the two"),
         (["--prompt", "a", "--negative_prompt", "b", "--negative_prompt_file", "c"], "not both"),
-        (["--prompt", "a", "--image_path", "b.jpg"], "--image_path is not supported yet"),
-        (["--prompt", "a", "--video_path", "b.mp4"], "--video_path is not supported yet"),
-        (["--prompt", "a", "--enable_audio"], "--enable_audio is not supported yet"),
         (["--prompt", "a", "--extra_params", "[1]"], "JSON object"),
         (["--prompt", "a", "--extra_params", "{"], "no JSON"),
         (["--prompt", "a", "--output_type", "sound"], "sound"),
         (["--prompt", "a", "--output_path", "a.png"], "generates a video"),
         (["--prompt", "a", "--num_frames", "1", "--output_path", "a.mp4"], "generates an image"),
         (["--prompt", "a", "--output_path", "a.avi"], "avi"),
+        (["--prompt", "a", "--output_path", "a.wav"], "name it mp4"),
+        (["--prompt", "a", "--enable_audio", "--output_path", "a.png"], "mp4 or wav"),
         (["--prompt", "a", "--output_path", "no/folder/a.mp4"], "existing folder"),
         (["--prompt_file", "missing.json"], "missing.json"),
         (["--prompt", "a", "--revision", "fp8"], "--revision"),
@@ -181,9 +219,67 @@ def test_a_video_from_a_caption_file_with_every_option(run, fast, tmp_path):
         "use_duration_template": False,
         "use_resolution_template": False,
         "use_system_prompt": True,
+        "use_guardrails": False,
+        "enable_audio": False,
+        "condition_video_latent_indexes": None,
+        "condition_video_keep": None,
         "flow_shift": 10.0,
         "guidance_interval": None,
     }
+
+
+def readme_commands() -> list[list[str]]:
+    """The arguments of every command of the README but those that it says no test runs."""
+    text = (SCRIPT.parent / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"(<!-- not run .*? -->\n)?```bash\n(.*?)```", text, re.DOTALL)
+    commands = [shlex.split(code.replace("\\\n", " ")) for skipped, code in blocks if not skipped]
+    assert all(command[:2] == ["python", f"examples/{NAME}"] for command in commands)
+    return [command[2:] for command in commands]
+
+
+def read_clip(path: str) -> tuple[int, tuple[int, int], float | None]:
+    """Frames, (width, height), and seconds of sound."""
+    with av.open(path) as container:
+        video, sound = container.streams.video[0], container.streams.audio
+        seconds = float(sound[0].duration * sound[0].time_base) if sound else None
+        return len(list(container.decode(video))), (video.width, video.height), seconds
+
+
+@pytest.mark.cosmos3
+def test_every_command_of_the_readme(run, fast, tmp_path):
+    """In its order: the first two write what the others read."""
+    (tmp_path / "examples").symlink_to(EXAMPLES.parent)
+    for arguments in readme_commands():
+        result = run(*arguments, *fast)
+        assert result.exit_code == 0, (arguments, result.output)
+    with Image.open("image.png") as image:
+        assert image.size == (112, 64)
+    # 13 frames at 24 a second. The size of the reference is that of the result.
+    sounding = pytest.approx(13 / 24, abs=1 / 24)
+    for name, sound in (
+        ("clip.mp4", None),
+        ("sound.mp4", sounding),
+        ("from_image.mp4", None),
+        ("from_clip.mp4", sounding),
+        ("goes_on.mp4", None),
+        ("kitchen.mp4", sounding),
+    ):
+        assert read_clip(name) == (13, (112, 64), sound), name
+    assert len(readme_commands()) == 7
+
+
+@pytest.mark.cosmos3
+def test_sound_alone_and_what_was_read_of_a_reference(run, fast):
+    Image.new("RGB", (90, 60), "red").save("red.png")
+    result = run(
+        *("--prompt", "A robot.", "--image_path", "red.png", "--enable_audio", "--height", 64),
+        *("--num_frames", 9, "--output_path", "sound.wav", *fast),
+    )
+    assert result.exit_code == 0, result.output
+    with wave.open("sound.wav") as file:
+        assert (file.getframerate(), file.getnframes()) == (48000, 18000)
+    assert '"width": 90, "height": 60' in result.output
+    assert "Sound: 0.375 s, 2 channels, 48000 Hz" in result.output
 
 
 @pytest.mark.cosmos3

@@ -64,7 +64,7 @@ def test_a_list_never_raises_for_one_item(visual_gen):
 def test_a_single_request_raises(visual_gen):
     with pytest.raises(ValueError, match="^Parameter validation failed: height.*seed"):
         visual_gen.generate("a", image(height=100, seed=-1))
-    with pytest.raises(NotImplementedError, match="image_reference"):
+    with pytest.raises(ValueError, match="image_reference: expected none for an image"):
         visual_gen.generate("a", image(image_reference="picture.png"))
     with pytest.raises(ValueError, match="Bad params.*dict"):
         visual_gen.generate("a", {"height": 64})
@@ -145,9 +145,14 @@ def test_cancelling_works_while_queued_and_while_running(visual_gen, monkeypatch
 
 def test_what_the_checkpoint_offers_is_described(visual_gen):
     defaults = visual_gen.default_params
-    assert (defaults.height, defaults.width, defaults.num_frames) == (720, 1280, 189)
-    defaults.height = 16
-    assert visual_gen.default_params.height == 720
+    assert (defaults.height, defaults.max_sequence_length) == (None, 4096)
+    defaults.max_sequence_length = 16
+    assert visual_gen.default_params.max_sequence_length == 4096
+    tasks = visual_gen.task_defaults
+    assert list(tasks) == ["text_to_image", "text_to_video", "image_to_video", "video_to_video"]
+    assert (tasks["text_to_video"]["height"], tasks["text_to_image"]["height"]) == (720, 1024)
+    tasks["text_to_video"]["height"] = 16
+    assert visual_gen.task_defaults["text_to_video"]["height"] == 720
     specs = visual_gen.extra_param_specs
     assert specs["output_type"].choices == ("video", "image")
     assert "nvidia/Cosmos3-Nano" in VisualGen.supported_models()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generate an image or a video with Cosmos3 from a text, see README.md beside this file."""
+"""Generate an image or a video with Cosmos3, see README.md beside this file."""
 
 import hashlib
 import json
@@ -13,33 +13,27 @@ import click
 from tensorrt_llm import VisualGen, VisualGenArgs, VisualGenOutput, VisualGenParams
 from tensorrt_llm.visual_gen import media_writer, tiny_checkpoint
 
-# The modes that a prompt file may name, as output types.
-MODES = {"text2image": "image", "text2video": "video"}
-LATER_MODES = ("image2video", "video2video")
+# The modes that a prompt file may name: what is generated, and from which kind of reference.
+MODES = {
+    "text2image": ("image", None),
+    "text2video": ("video", None),
+    "image2video": ("video", "image"),
+    "video2video": ("video", "video"),
+}
 PROMPT_FILE_OPTIONS = ("prompt", "negative_prompt", "model_mode", "vision_path", "enable_audio")
 GUARDRAILS_OFF = "TRTLLM_DISABLE_COSMOS3_GUARDRAILS"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the prompt options say together."""
+    """What the prompt options say together; references are paths or URIs."""
 
     prompt: str
     negative_prompt: str | None
     output_type: str | None
-
-
-def refuse_later_option(context: click.Context, option: click.Option, value: Any) -> None:
-    """Callback of options whose feature is not built yet."""
-    if value:
-        raise click.UsageError(f"{option.opts[0]} is not supported yet; leave it out.")
-
-
-def later_option(name: str, **kwargs: Any):
-    """Declare an option by the interface's name, to be refused by that name."""
-    return click.option(
-        name, hidden=True, expose_value=False, callback=refuse_later_option, **kwargs
-    )
+    image: str | None
+    video: str | None
+    enable_audio: bool
 
 
 @click.command(context_settings={"show_default": True})
@@ -50,7 +44,10 @@ def later_option(name: str, **kwargs: Any):
 @click.option("--prompt_file", type=click.Path(path_type=Path), help="Text or JSON, see README.")
 @click.option("--negative_prompt", help="Text, or the name of a file; '' for an empty one.")
 @click.option("--negative_prompt_file", type=click.Path(path_type=Path))
-@click.option("--output_path", type=click.Path(path_type=Path), help="png, jpg, webp or mp4.")
+@click.option("--image_path", help="Picture to start a video from: a file, an http(s) or data URI.")
+@click.option("--video_path", help="Clip to go on from: a file, an http(s) or data URI.")
+@click.option("--enable_audio", is_flag=True, help="Generate sound with the video.")
+@click.option("--output_path", type=click.Path(path_type=Path), help="png, jpg, webp, mp4 or wav.")
 @click.option("--output_type", type=click.Choice(["image", "video"]), help="What to generate.")
 @click.option("--disable_duration_template", is_flag=True, help="Don't tell length and rate.")
 @click.option("--disable_resolution_template", is_flag=True, help="Don't tell the size.")
@@ -63,9 +60,6 @@ def later_option(name: str, **kwargs: Any):
 @click.option("--num_frames", type=int)
 @click.option("--num_inference_steps", type=int)
 @click.option("--guidance_scale", type=float)
-@later_option("--image_path")
-@later_option("--video_path")
-@later_option("--enable_audio", is_flag=True)
 def main(
     model: str | None,
     revision: str | None,
@@ -74,6 +68,9 @@ def main(
     prompt_file: Path | None,
     negative_prompt: str | None,
     negative_prompt_file: Path | None,
+    image_path: str | None,
+    video_path: str | None,
+    enable_audio: bool,
     output_path: Path | None,
     output_type: str | None,
     disable_duration_template: bool,
@@ -83,15 +80,26 @@ def main(
     disable_guardrails: bool,
     **values: Any,
 ) -> None:
-    """Generate an image or a video from a text.
+    """Generate an image or a video from a text, a picture or a clip.
 
     What is not given takes the pipeline's default, and the resolved values are printed.
     """
     try:
-        job = read_job(prompt, prompt_file, negative_prompt, negative_prompt_file, output_type)
+        job = read_job(
+            prompt,
+            prompt_file,
+            negative_prompt,
+            negative_prompt_file,
+            output_type,
+            image_path,
+            video_path,
+            enable_audio,
+        )
         extra = parse_extra_params(extra_params)
         if job.output_type is not None:
             extra["output_type"] = job.output_type
+        if job.enable_audio:
+            extra["enable_audio"] = True
         if disable_duration_template:
             extra["use_duration_template"] = False
         if disable_resolution_template:
@@ -99,7 +107,11 @@ def main(
         if use_system_prompt is not None:
             extra["use_system_prompt"] = use_system_prompt
         params = VisualGenParams(
-            negative_prompt=job.negative_prompt, extra_params=extra or None, **values
+            negative_prompt=job.negative_prompt,
+            image_reference=job.image,
+            video_reference=job.video,
+            extra_params=extra or None,
+            **values,
         )
         target = check_output_path(output_path, params)
         if disable_guardrails:
@@ -129,8 +141,11 @@ def read_job(
     negative_prompt: str | None,
     negative_prompt_file: Path | None,
     output_type: str | None,
+    image_path: str | None,
+    video_path: str | None,
+    enable_audio: bool,
 ) -> Job:
-    """Bring the prompt options and the prompt file's own options together."""
+    """Bring the prompt options and the prompt file's own options together; flags win."""
     if (prompt is None) == (prompt_file is None):
         raise click.UsageError("Give --prompt or --prompt_file, one of the two.")
     if negative_prompt is not None and negative_prompt_file is not None:
@@ -148,12 +163,35 @@ def read_job(
         negative_prompt = as_text(read_file(negative_prompt_file))
     elif negative_prompt is None and "negative_prompt" in options:
         negative_prompt = as_text(options["negative_prompt"])
-    mode = options.get("model_mode")
-    return Job(as_text(content), negative_prompt, output_type or (mode and MODES[mode]))
+    if image_path is None and video_path is None:
+        mode, image_path, video_path = read_mode(options, prompt_file)
+        output_type = output_type or mode
+    return Job(
+        prompt=as_text(content),
+        negative_prompt=negative_prompt,
+        output_type=output_type,
+        image=image_path,
+        video=video_path,
+        enable_audio=enable_audio or bool(options.get("enable_audio")),
+    )
+
+
+def read_mode(
+    options: dict[str, Any], path: Path | None
+) -> tuple[str | None, str | None, str | None]:
+    """Output type, picture and clip of a prompt file; a relative path starts at the file."""
+    mode, vision = options.get("model_mode"), options.get("vision_path")
+    output_type, kind = (None, None) if mode is None else MODES[mode]
+    if (kind is None) != (vision is None):
+        expected = "with model_mode image2video or video2video" if kind is None else f"for {mode}"
+        raise ValueError(f"{path}: expected vision_path {expected}, and only there.")
+    if vision is not None and "://" not in vision and not vision.startswith("data:"):
+        vision = str(path.parent / vision)
+    return output_type, vision if kind == "image" else None, vision if kind == "video" else None
 
 
 def check_prompt_file(content: dict[str, Any], path: Path | None) -> dict[str, Any]:
-    """Refuse options of a prompt file that are unknown or not supported yet, by name."""
+    """Refuse options of a prompt file that are unknown or of another type, by name."""
     unknown = sorted(set(content) - set(PROMPT_FILE_OPTIONS))
     if unknown:
         known = ", ".join(PROMPT_FILE_OPTIONS)
@@ -161,14 +199,12 @@ def check_prompt_file(content: dict[str, Any], path: Path | None) -> dict[str, A
     for name in ("prompt", "negative_prompt"):
         if not isinstance(content.get(name, ""), (str, dict)):
             raise ValueError(f"{path}: {name} is no text and no JSON object.")
-    mode = content.get("model_mode")
-    if mode in LATER_MODES:
-        raise NotImplementedError(f"{path}: model_mode {mode} is not supported yet.")
-    if mode is not None and mode not in MODES:
-        raise ValueError(f"{path}: unknown model_mode {mode!r}; expected {', '.join(MODES)}.")
-    for name in ("vision_path", "enable_audio"):
-        if content.get(name):
-            raise NotImplementedError(f"{path}: {name} is not supported yet.")
+    if content.get("model_mode") not in (None, *MODES):
+        found, known = content["model_mode"], ", ".join(MODES)
+        raise ValueError(f"{path}: unknown model_mode {found!r}; expected {known}.")
+    for name, kind in (("vision_path", str), ("enable_audio", bool)):
+        if not isinstance(content.get(name), (kind, type(None))):
+            raise ValueError(f"{path}: {name} is no {kind.__name__}: {content[name]!r}.")
     return content
 
 
@@ -218,9 +254,14 @@ def check_output_path(path: Path | None, params: VisualGenParams) -> Path:
     is_image = extra.get("output_type") == "image" or params.num_frames == 1
     if path is None:
         return Path("cosmos3_output.png" if is_image else "cosmos3_output.mp4")
-    kind = media_writer.resolve_format(path, None)
-    if (kind == "mp4") == is_image:
-        found, wanted = ("an image", "png, jpg or webp") if is_image else ("a video", "mp4")
+    if is_image:
+        found, kinds = "an image", ("png", "jpg", "webp")
+    elif extra.get("enable_audio"):
+        found, kinds = "a video with sound", ("mp4", "wav")
+    else:
+        found, kinds = "a video", ("mp4",)
+    if media_writer.resolve_format(path, None) not in kinds:
+        wanted = " or ".join(kinds)
         raise ValueError(f"--output_path {path}: this run generates {found}; name it {wanted}.")
     media_writer.check_target(path)
     return path
@@ -253,6 +294,12 @@ def report(output: VisualGenOutput) -> None:
     )
     click.echo(f"Checkpoint: {metadata['model']}, commit {metadata['commit']}")
     click.echo(f"Request: {json.dumps(shorten(metadata['request']), indent=2)}")
+    if metadata["reference"] is not None:
+        click.echo(f"Reference: {json.dumps(metadata['reference'])}")
+    if output.audio is not None:
+        channels, samples = output.audio.shape
+        seconds = samples / output.audio_sample_rate
+        click.echo(f"Sound: {seconds:.3f} s, {channels} channels, {output.audio_sample_rate} Hz")
     click.echo("Precision by step (generation / understanding, raw timestep, branches):")
     for index, step in enumerate(metadata["precision_trace"]):
         click.echo(

@@ -135,6 +135,20 @@ def test_a_config_made_by_hand_has_the_documented_defaults():
         DiffusionModelConfig(parallel=ParallelConfig(ring_size=2))
 
 
+def test_a_module_is_excluded_by_its_own_name_or_by_all_its_names_in_the_checkpoint():
+    names = {"ours.fused": ["theirs.a", "theirs.b"], "ours.one": ["theirs.c"]}
+
+    def algo(name, *exclude):
+        recipe = QuantConfig(quant_algo="FP8", exclude_modules=list(exclude))
+        config = DiffusionModelConfig(quant_config=recipe, checkpoint_names=names.__getitem__)
+        return config.get_quant_config(name).quant_algo
+
+    assert algo("ours.one", "ours.one") is algo("ours.one", "*.c") is None
+    assert algo("ours.fused", "theirs.a", "theirs.b") is algo("ours.fused", "theirs") is None
+    assert algo("ours.fused", "theirs.a") == algo("ours.one", "theirs.a") == "FP8"
+    assert algo(None, "*") == "FP8"
+
+
 @pytest.mark.parametrize("content", [None, "{", "[1]"])
 def test_a_configuration_that_cannot_be_read_is_a_value_error_with_its_path(tmp_path, content):
     (tmp_path / "transformer").mkdir()

@@ -8,28 +8,50 @@ violation before it raises, so that a caller mends a request in one go.
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
-from tensorrt_llm._torch.visual_gen.models.cosmos3.violations import (
-    MAX_TIMESTEP,
-    SPATIAL_FACTOR,
-    Violations,
+from tensorrt_llm._torch.visual_gen.models.cosmos3.extra_params import (
+    EXTRA_PARAMS,
+    MAX_FLOW_SHIFT,
+    MIN_FLOW_SHIFT,
+    condition_indexes,
+    condition_keep,
+    flag,
+    given_extra_params,
 )
-from tensorrt_llm._utils import describe_error
-from tensorrt_llm.visual_gen.media_refs import refuse_media_references
-from tensorrt_llm.visual_gen.media_writer import MAX_FRAME_RATE, MIN_FRAME_RATE
-from tensorrt_llm.visual_gen.params import ExtraParamSchema, VisualGenParams
+from tensorrt_llm._torch.visual_gen.models.cosmos3.resolved_request import (
+    TEMPORAL_FACTOR,
+    ResolvedRequest,
+)
+from tensorrt_llm._torch.visual_gen.models.cosmos3.source_following import (
+    SourceInfo,
+    resolve_frame_rate,
+    resolve_size,
+)
+from tensorrt_llm._torch.visual_gen.models.cosmos3.violations import Violations
+from tensorrt_llm.visual_gen.params import VisualGenParams
 
-# The VAE makes a latent frame of every four frames after the first (cosmos3.md B.2).
-TEMPORAL_FACTOR = 4
+if TYPE_CHECKING:
+    from tensorrt_llm._torch.visual_gen.models.cosmos3.checkpoint_traits import CheckpointTraits
+
+__all__ = [
+    "DEFAULTS",
+    "EXTRA_PARAMS",
+    "ResolvedRequest",
+    "SourceInfo",
+    "TaskDefaults",
+    "default_params",
+    "resolve_request",
+    "task_defaults",
+]
+
 MAX_FRAMES = 1001
 # Twice the largest published setting, 1280x720 with 300 frames: beyond it a request is a mistake.
 MAX_PIXELS = 2**29
 MAX_STEPS = 1000
 MAX_SEQUENCE_LENGTH = 32768
 MAX_IMAGES = 10
-MAX_FLOW_SHIFT = 100.0
 
 
 @dataclass(frozen=True)
@@ -40,25 +62,36 @@ class TaskDefaults:
         height, width: Pixels.
         num_frames: Frames; 1 is an image.
         frame_rate: Frames a second, None for an image.
-        num_inference_steps: Denoising steps.
+        num_inference_steps: Denoising steps; None is the number of the checkpoint's fixed sigmas.
         guidance_scale: Classifier-free guidance.
-        guidance_interval: Raw timesteps, both ends included, outside which guidance rests.
+        guidance_interval: Raw timesteps, both ends included, outside which guidance rests; None is
+            nowhere.
+        negative_prompt: None is the checkpoint's text for videos.
+        flow_shift: Shift of the uniform schedule; None is the checkpoint's own schedule.
+        source_tier: Tier of ``RESOLUTIONS`` from which a reference chooses the size; None without
+            a reference.
+        use_system_prompt: None is the checkpoint's own default.
+        condition_video_latent_indexes: Latent frames that the reference fixes.
         max_sequence_length: Tokens of a prompt.
     """
 
-    height: int
-    width: int
-    num_frames: int
-    frame_rate: float | None
-    num_inference_steps: int
-    guidance_scale: float
-    guidance_interval: tuple[float, float] | None
+    height: int = 720
+    width: int = 1280
+    num_frames: int = 189
+    frame_rate: float | None = 24.0
+    num_inference_steps: int | None = 35
+    guidance_scale: float = 6.0
+    guidance_interval: tuple[float, float] | None = None
+    negative_prompt: str | None = None
+    flow_shift: float | None = None
+    source_tier: str | None = None
+    use_system_prompt: bool | None = None
+    condition_video_latent_indexes: tuple[int, ...] = ()
     max_sequence_length: int = 4096
 
 
-# Sources: cosmos3.md E.1 (TensorRT-LLM's column) for video, I.11 for images. The schedule is the
-# checkpoint's own for both, so no row names a shift.
-NANO_AND_SUPER: Mapping[str, TaskDefaults] = {
+# Sources: cosmos3.md E.1 (TensorRT-LLM's column) for video, I.11 for images and video to video.
+_BASE = {
     "text_to_image": TaskDefaults(
         height=1024,
         width=1024,
@@ -67,179 +100,148 @@ NANO_AND_SUPER: Mapping[str, TaskDefaults] = {
         num_inference_steps=50,
         guidance_scale=7.0,
         guidance_interval=(400.0, 1000.0),
+        negative_prompt="",
     ),
-    "text_to_video": TaskDefaults(
-        height=720,
-        width=1280,
-        num_frames=189,
-        frame_rate=24.0,
-        num_inference_steps=35,
-        guidance_scale=6.0,
-        guidance_interval=None,
+    "text_to_video": TaskDefaults(),
+    "image_to_video": TaskDefaults(source_tier="720", condition_video_latent_indexes=(0,)),
+    "video_to_video": TaskDefaults(
+        source_tier="720",
+        flow_shift=10.0,
+        use_system_prompt=True,
+        condition_video_latent_indexes=(0, 1),
+    ),
+}
+# Distilled from the image build and from the image-to-video build: no other task was trained
+# (cosmos3.md A.1, E.1).
+_DISTILLED = {
+    "text_to_image": TaskDefaults(
+        height=1024,
+        width=1024,
+        num_frames=1,
+        frame_rate=None,
+        num_inference_steps=None,
+        guidance_scale=1.0,
+        negative_prompt="",
+    ),
+    "image_to_video": TaskDefaults(
+        num_inference_steps=None,
+        guidance_scale=1.0,
+        negative_prompt="",
+        source_tier="720",
+        condition_video_latent_indexes=(0,),
     ),
 }
 
-EXTRA_PARAMS: Mapping[str, ExtraParamSchema] = {
-    "use_duration_template": ExtraParamSchema(
-        type="bool",
-        default=True,
-        description="Tell the model the clip's length and frame rate: a sentence, or fields of a "
-        "JSON caption. For an image, a JSON caption loses those fields.",
-    ),
-    "use_resolution_template": ExtraParamSchema(
-        type="bool",
-        default=True,
-        description="Tell the model the size: a sentence, or fields of a JSON caption.",
-    ),
-    "use_system_prompt": ExtraParamSchema(
-        type="bool",
-        description="Put the system prompt before the prompt. Default: what the checkpoint's "
-        "model_index.json says.",
-    ),
-    "output_type": ExtraParamSchema(
-        type="str",
-        description="What to generate. Default: image for num_frames 1, else video.",
-        choices=("video", "image"),
-    ),
-    "flow_shift": ExtraParamSchema(
-        type="float",
-        description="Use the uniform flow schedule with this shift instead of the checkpoint's "
-        "own schedule. Default: the checkpoint's.",
-        range=(0.01, MAX_FLOW_SHIFT),
-    ),
-    "guidance_interval": ExtraParamSchema(
-        type="list[float]",
-        description="[low, high] raw timesteps, both included; guidance rests outside. "
-        "Default: [400, 1000] for an image, everywhere for a video.",
-        range=(0.0, MAX_TIMESTEP),
-    ),
+# (family, build) -> task -> defaults. Nano and Super have the same.
+DEFAULTS: Mapping[tuple[str, str], Mapping[str, TaskDefaults]] = {
+    ("nano", "base"): _BASE,
+    ("super", "base"): _BASE,
+    ("nano", "distilled"): _DISTILLED,
+    ("super", "distilled"): _DISTILLED,
 }
-
-# Named by the interface, built by later work: refused rather than ignored.
-_LATER_EXTRA_PARAMS = (
-    "use_guardrails",
-    "enable_audio",
-    "condition_video_latent_indexes",
-    "condition_video_keep",
-)
+_NO_GUIDANCE = "none with guidance_scale <= 1, where it has no effect"
+_NO_SCHEDULE = "none with a 4-step build, whose schedule is fixed"
 
 
-@dataclass(frozen=True)
-class ResolvedRequest:
-    """Every value of one request, as it will run. Fields as in ``VisualGenParams``.
+def task_defaults(traits: "CheckpointTraits") -> dict[str, dict[str, Any]]:
+    """The defaults of each task that the checkpoint serves, under the names of a request."""
+    tasks = {}
+    for task, row in DEFAULTS[traits.family, traits.build].items():
+        values = asdict(row)
+        del values["source_tier"]
+        values["num_inference_steps"] = _steps(row, traits)
+        values["use_system_prompt"] = _or_default(
+            row.use_system_prompt, traits.default_use_system_prompt
+        )
+        values["negative_prompt"] = _default_negative(row, traits)
+        tasks[task] = values
+    return tasks
 
-    ``guidance_scale`` of 1 and below means one branch; then ``negative_prompt`` is '' and
-    ``guidance_interval`` None. ``flow_shift`` None is the checkpoint's own schedule.
+
+def default_params(traits: "CheckpointTraits") -> VisualGenParams:
+    """Options with the defaults filled in that every task of the checkpoint shares.
+
+    What depends on the task stays None, so that a caller who changes the task (``num_frames`` 1,
+    a reference) gets that task's defaults and not another's.
     """
-
-    task: str
-    prompt: str
-    negative_prompt: str
-    height: int
-    width: int
-    num_frames: int
-    frame_rate: float | None
-    num_inference_steps: int
-    guidance_scale: float
-    max_sequence_length: int
-    seed: int
-    num_images_per_prompt: int
-    use_duration_template: bool
-    use_resolution_template: bool
-    use_system_prompt: bool
-    flow_shift: float | None
-    guidance_interval: tuple[float, float] | None
-
-    @property
-    def is_image(self) -> bool:
-        """Whether one frame is generated, as an image."""
-        return self.num_frames == 1
-
-    @property
-    def is_guided(self) -> bool:
-        """Whether any step may run both branches."""
-        return self.guidance_scale > 1.0
-
-    @property
-    def latent_shape(self) -> tuple[int, int, int]:
-        """(T, H, W) of the latents."""
-        frames = (self.num_frames - 1) // TEMPORAL_FACTOR + 1
-        return frames, self.height // SPATIAL_FACTOR, self.width // SPATIAL_FACTOR
-
-    def report(self) -> dict[str, Any]:
-        """The values under the names of ``VisualGenParams``, to be read or asked for again."""
-        extra = {
-            "output_type": "image" if self.is_image else "video",
-            "use_duration_template": self.use_duration_template,
-            "use_resolution_template": self.use_resolution_template,
-            "use_system_prompt": self.use_system_prompt,
-            "flow_shift": self.flow_shift,
-            "guidance_interval": self.guidance_interval and list(self.guidance_interval),
-        }
-        names = ("prompt", *VisualGenParams.model_fields)
-        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        return {"task": self.task, **values, "extra_params": extra}
+    rows = list(DEFAULTS[traits.family, traits.build].values())
+    shared = {
+        name: getattr(rows[0], name)
+        for name in VisualGenParams.model_fields
+        if hasattr(rows[0], name) and len({getattr(row, name) for row in rows}) == 1
+    }
+    if traits.fixed_sigmas is not None:
+        shared["num_inference_steps"] = len(traits.fixed_sigmas)
+    return VisualGenParams(**shared, num_images_per_prompt=1)
 
 
 def resolve_request(
     prompt: str,
     params: VisualGenParams,
-    *,
-    default_use_system_prompt: bool,
-    video_negative_prompt: str,
-    defaults: Mapping[str, TaskDefaults] = NANO_AND_SUPER,
+    traits: "CheckpointTraits",
+    source: SourceInfo | None = None,
 ) -> ResolvedRequest:
     """Fill in and check every value of a request.
 
     Args:
         prompt: Text, or a JSON object as text.
-        params: What the caller asked for; None means the default.
-        default_use_system_prompt: The checkpoint's own default.
-        video_negative_prompt: What an absent negative prompt means for a video.
-        defaults: Rows by task.
+        params: What the caller asked for; None means the default. References are only looked at
+            for being there.
+        traits: What the checkpoint is.
+        source: What the decoded reference says; None where there is none, or to judge a request
+            before its reference is read: the size and rate of the task's row stand in then.
 
     Raises:
         ValueError: starts with "Parameter validation failed:" and lists every violation.
-        NotImplementedError: an option that a later version builds, by name.
     """
-    refuse_media_references(params.image_reference, params.video_reference)
     check = Violations()
-    extra = _check_extra_params(params.extra_params, check)
-    task = _choose_task(params.num_frames, extra.get("output_type"), check)
-    row = defaults[task]
+    extra = given_extra_params(params.extra_params, check)
+    task = _choose_task(params, extra.get("output_type"), check)
+    rows = DEFAULTS[traits.family, traits.build]
+    if task not in rows:
+        check.add("task", f"{' or '.join(rows)}, which this 4-step build serves", task)
+    row = rows.get(task) or _BASE[task]
 
     def value(name: str) -> Any:
         given = getattr(params, name)
         return getattr(row, name) if given is None else given
 
     prompt = check.text("prompt", prompt, allow_blank=False)
-    height, width = check.side("height", value("height")), check.side("width", value("width"))
+    height, width = resolve_size(
+        params.height, params.width, (row.height, row.width), row.source_tier, source, check
+    )
     num_frames = check.integer("num_frames", value("num_frames"), 1, MAX_FRAMES)
     num_frames = math.ceil((num_frames - 1) / TEMPORAL_FACTOR) * TEMPORAL_FACTOR + 1
     if height * width * num_frames > MAX_PIXELS:
         found = f"{height} * {width} * {num_frames} = {height * width * num_frames}"
         check.add("height * width * num_frames", f"at most {MAX_PIXELS}", found)
-    frame_rate = row.frame_rate
-    if params.frame_rate is not None:
-        frame_rate = check.number("frame_rate", params.frame_rate, MIN_FRAME_RATE, MAX_FRAME_RATE)
-        if task == "text_to_image":
-            check.add("frame_rate", "none for an image, which has no rate", params.frame_rate)
-    images = _or_default(params.num_images_per_prompt, 1)
-    images = check.integer("num_images_per_prompt", images, 1, MAX_IMAGES)
+    images = check.integer(
+        "num_images_per_prompt", _or_default(params.num_images_per_prompt, 1), 1, MAX_IMAGES
+    )
     if images > 1 and task != "text_to_image":
         check.add("num_images_per_prompt", "1 for a video", images)
     guidance_scale = check.number("guidance_scale", value("guidance_scale"), 0.0)
+    steps = _or_default(params.num_inference_steps, _steps(row, traits))
+    steps = check.integer("num_inference_steps", steps, 1, MAX_STEPS)
+    if traits.fixed_sigmas is not None:
+        _check_distilled(steps, guidance_scale, extra, traits, check)
     negative_prompt, interval = _resolve_guidance(
         params.negative_prompt,
         extra.get("guidance_interval"),
         guidance_scale > 1.0,
-        default_negative="" if task == "text_to_image" else video_negative_prompt,
+        default_negative=_default_negative(row, traits),
         default_interval=row.guidance_interval,
         check=check,
     )
-    flow_shift = extra.get("flow_shift")
-    if flow_shift is not None:
-        flow_shift = check.number("extra_params.flow_shift", flow_shift, 0.01, MAX_FLOW_SHIFT)
+    frame_rate = params.frame_rate
+    if task == "text_to_image":
+        if frame_rate is not None:
+            check.add("frame_rate", "none for an image, which has no rate", frame_rate)
+    else:
+        frame_rate = resolve_frame_rate(
+            frame_rate, params.num_frames, row.frame_rate, source, check
+        )
+    system_prompt = _or_default(row.use_system_prompt, traits.default_use_system_prompt)
     resolved = ResolvedRequest(
         task=task,
         prompt=prompt,
@@ -248,9 +250,7 @@ def resolve_request(
         width=width,
         num_frames=num_frames,
         frame_rate=frame_rate,
-        num_inference_steps=check.integer(
-            "num_inference_steps", value("num_inference_steps"), 1, MAX_STEPS
-        ),
+        num_inference_steps=steps,
         guidance_scale=guidance_scale,
         max_sequence_length=check.integer(
             "max_sequence_length", value("max_sequence_length"), 1, MAX_SEQUENCE_LENGTH
@@ -259,11 +259,17 @@ def resolve_request(
         if params.seed is None
         else check.integer("seed", params.seed, 0, 2**63 - 1),
         num_images_per_prompt=images,
-        use_duration_template=_flag(extra, "use_duration_template", True, check),
-        use_resolution_template=_flag(extra, "use_resolution_template", True, check),
-        use_system_prompt=_flag(extra, "use_system_prompt", default_use_system_prompt, check),
-        flow_shift=flow_shift,
+        use_duration_template=flag(extra, "use_duration_template", True, check),
+        use_resolution_template=flag(extra, "use_resolution_template", True, check),
+        use_system_prompt=flag(extra, "use_system_prompt", system_prompt, check),
+        flow_shift=_resolve_flow_shift(extra.get("flow_shift"), row, check),
         guidance_interval=interval,
+        enable_audio=_resolve_audio(extra, task, traits, check),
+        condition_video_latent_indexes=condition_indexes(
+            extra, task, num_frames, row.condition_video_latent_indexes, check
+        ),
+        condition_video_keep=condition_keep(extra, task, check),
+        use_guardrails=flag(extra, "use_guardrails", traits.requires_guardrails, check),
     )
     check.raise_if_any()
     return resolved
@@ -274,43 +280,73 @@ def _or_default(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _flag(extra: dict[str, Any], name: str, default: bool, check: Violations) -> bool:
-    return check.flag(f"extra_params.{name}", _or_default(extra.get(name), default))
+def _steps(row: TaskDefaults, traits: "CheckpointTraits") -> int:
+    """The default number of steps; a distilled build has one step per noise level."""
+    return row.num_inference_steps or len(traits.fixed_sigmas)
 
 
-def _check_extra_params(extra: Any, check: Violations) -> dict[str, Any]:
-    if extra is None:
-        return {}
-    if not isinstance(extra, Mapping):
-        check.add("extra_params", "a dictionary", extra)
-        return {}
-    for name in extra:
-        if name in _LATER_EXTRA_PARAMS:
-            raise NotImplementedError(
-                describe_error(
-                    f"{name} is not supported yet",
-                    where=f"VisualGenParams.extra_params[{name!r}]",
-                    expected=f"one of {', '.join(EXTRA_PARAMS)}",
-                    found=name,
-                    remedy="leave it out",
-                )
-            )
-        if name not in EXTRA_PARAMS:
-            check.add("extra_params", f"one of {', '.join(EXTRA_PARAMS)}", name)
-    return dict(extra)
+def _default_negative(row: TaskDefaults, traits: "CheckpointTraits") -> str:
+    return _or_default(row.negative_prompt, traits.video_negative_prompt)
 
 
-def _choose_task(num_frames: Any, output_type: Any, check: Violations) -> str:
+def _choose_task(params: VisualGenParams, output_type: Any, check: Violations) -> str:
+    num_frames = params.num_frames
     one_frame = num_frames == 1 and not isinstance(num_frames, bool)
-    if output_type is None:
-        return "text_to_image" if one_frame else "text_to_video"
-    if output_type not in ("image", "video"):
-        check.add("extra_params.output_type", "'image' or 'video'", output_type)
-    elif output_type == "image" and num_frames is not None and not one_frame:
+    if output_type is not None:
+        output_type = check.choice("extra_params.output_type", output_type, ("image", "video"))
+    wants_image = output_type == "image" or (output_type is None and one_frame)
+    if output_type == "image" and num_frames is not None and not one_frame:
         check.add("num_frames", "1 or nothing with output_type 'image'", num_frames)
     elif output_type == "video" and one_frame:
         check.add("num_frames", "2 or more with output_type 'video'", num_frames)
-    return "text_to_image" if output_type == "image" else "text_to_video"
+    references = [
+        name for name in ("image_reference", "video_reference") if getattr(params, name) is not None
+    ]
+    if len(references) == 2:
+        check.add(" and ".join(references), "one of them", "both")
+    if wants_image:
+        for name in references:
+            check.add(name, "none for an image, which is made from text alone", "a reference")
+        return "text_to_image"
+    if not references:
+        return "text_to_video"
+    return "image_to_video" if references[0] == "image_reference" else "video_to_video"
+
+
+def _resolve_flow_shift(given: Any, row: TaskDefaults, check: Violations) -> float | None:
+    if given is None:
+        return row.flow_shift
+    return check.number("extra_params.flow_shift", given, MIN_FLOW_SHIFT, MAX_FLOW_SHIFT)
+
+
+def _check_distilled(
+    steps: int,
+    guidance_scale: float,
+    extra: dict[str, Any],
+    traits: "CheckpointTraits",
+    check: Violations,
+) -> None:
+    """A distilled build was trained for its own noise levels without guidance (cosmos3.md E.1)."""
+    count = len(traits.fixed_sigmas)
+    if steps != count:
+        check.add("num_inference_steps", f"{count}, what this 4-step build was trained for", steps)
+    if guidance_scale != 1.0:
+        expected = "1.0, since a 4-step build has no guidance"
+        check.add("guidance_scale", expected, guidance_scale)
+    if "flow_shift" in extra:
+        check.add("extra_params.flow_shift", _NO_SCHEDULE, extra["flow_shift"])
+
+
+def _resolve_audio(
+    extra: dict[str, Any], task: str, traits: "CheckpointTraits", check: Violations
+) -> bool:
+    wanted = flag(extra, "enable_audio", False, check)
+    if wanted and task == "text_to_image":
+        check.add("extra_params.enable_audio", "False for an image", wanted)
+    elif wanted and not traits.has_sound:
+        expected = "False with this checkpoint, which makes no sound"
+        check.add("extra_params.enable_audio", expected, wanted)
+    return wanted
 
 
 def _resolve_guidance(
@@ -332,10 +368,7 @@ def _resolve_guidance(
             interval, default_interval
         )
     if negative_prompt:
-        check.add(
-            "negative_prompt", "none with guidance_scale <= 1, where it has no effect", "text"
-        )
+        check.add("negative_prompt", _NO_GUIDANCE, "text")
     if interval is not None:
-        remark = "none with guidance_scale <= 1, where it has no effect"
-        check.add("extra_params.guidance_interval", remark, interval)
+        check.add("extra_params.guidance_interval", _NO_GUIDANCE, interval)
     return "", None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What surrounds the denoising loop: noise, branches, guidance, checks, pixels, progress."""
+"""What happens in and after the denoising loop: guidance, checks, pixels, progress."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from itertools import groupby
 import torch
 from tqdm import tqdm
 
-from tensorrt_llm._torch.visual_gen.models.cosmos3.defaults import ResolvedRequest
 from tensorrt_llm._utils import describe_error
 from tensorrt_llm.visual_gen.output import RequestCancelledError
 
@@ -17,18 +16,10 @@ from tensorrt_llm.visual_gen.output import RequestCancelledError
 class StepRecord:
     """How one denoising step ran: its raw timestep, each tower's precision, branches per call."""
 
-    timestep: int
+    timestep: float
     generation: str
     understanding: str
     branches: int
-
-
-@dataclass(frozen=True)
-class TextBatch:
-    """Token ids and mask [B, L] int64 (1 = token) of the branches that one call runs."""
-
-    ids: torch.Tensor
-    mask: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -37,6 +28,7 @@ class Denoised:
 
     Attributes:
         latents: FP32 [N, C, T, H, W], a row per image of the request.
+        sound: FP32 [1, C, T], or None without sound.
         sigmas: Noise levels of the schedule, one more than steps.
         trace: A record per step; all images of a request share it.
         pre_denoise: Seconds before the loop.
@@ -44,31 +36,11 @@ class Denoised:
     """
 
     latents: torch.Tensor
+    sound: torch.Tensor | None
     sigmas: tuple[float, ...]
     trace: tuple[StepRecord, ...]
     pre_denoise: float
     denoise: float
-
-
-def draw_noise(
-    shape: tuple[int, ...], generator: torch.Generator, device: torch.device
-) -> torch.Tensor:
-    """Standard normal FP32 noise, drawn on the CPU so that a seed means one picture everywhere."""
-    return torch.randn(shape, generator=generator, dtype=torch.float32).to(device)
-
-
-def guided_steps(values: ResolvedRequest, timesteps: Sequence[int]) -> list[bool]:
-    """Whether each step runs both branches: guidance above 1 and the timestep in the interval."""
-    low, high = values.guidance_interval or (float("-inf"), float("inf"))
-    return [values.is_guided and low <= timestep <= high for timestep in timesteps]
-
-
-def pad_branches(branches: Sequence[tuple[int, ...]], device: torch.device) -> TextBatch:
-    """Token ids of B branches as one batch, padded on the right, and the mask that says where."""
-    length = max(len(ids) for ids in branches)
-    ids = torch.tensor([(*ids, *[0] * (length - len(ids))) for ids in branches])
-    mask = torch.tensor([[1] * len(ids) + [0] * (length - len(ids)) for ids in branches])
-    return TextBatch(ids.to(device), mask.to(device))
 
 
 def combine_branches(velocity: torch.Tensor, guidance_scale: float) -> torch.Tensor:
@@ -80,19 +52,23 @@ def combine_branches(velocity: torch.Tensor, guidance_scale: float) -> torch.Ten
     return unconditional + guidance_scale * (conditional - unconditional)
 
 
-def check_latents(latents: torch.Tensor) -> None:
-    """Refuse latents that no picture can come from, so that a failed kernel is not saved as one.
+def check_latents(latents: torch.Tensor, kind: str = "picture") -> None:
+    """Refuse latents that nothing can come from, so that a failed kernel is not saved as a result.
+
+    Args:
+        latents: A row for each result.
+        kind: "picture" or "sound".
 
     Raises:
-        RuntimeError: a value is not finite, or all values of an image are equal.
+        RuntimeError: a value is not finite, or all values of a row are equal.
     """
-    for index, image in enumerate(latents):
-        low, high = image.min().item(), image.max().item()
+    for index, row in enumerate(latents):
+        low, high = row.min().item(), row.max().item()
         if not float("-inf") < low < high < float("inf"):
             raise RuntimeError(
                 describe_error(
-                    "The generation failed: its latents hold no picture",
-                    where=f"final latents of image {index}",
+                    f"The generation failed: its latents hold no {kind}",
+                    where=f"final latents of {kind} {index}",
                     expected="finite values that differ",
                     found=f"values from {low} to {high}",
                     remedy="see whether the checkpoint is intact, and report the request",
@@ -100,16 +76,30 @@ def check_latents(latents: torch.Tensor) -> None:
             )
 
 
+def normalize_latents(
+    encoded: torch.Tensor, mean: Sequence[float], std: Sequence[float]
+) -> torch.Tensor:
+    """What the VAE encoded [N, C, T, H, W] to latents, in its dtype (cosmos3.md J, B.2)."""
+    mean, inverse_std = _channel_statistics(mean, std, encoded)
+    return (encoded - mean) * inverse_std
+
+
 def denormalize_latents(
     latents: torch.Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype
 ) -> torch.Tensor:
     """Latents [N, C, T, H, W] to what the VAE decodes, in its dtype (cosmos3.md J, B.2)."""
+    latents = latents.to(dtype)
+    mean, inverse_std = _channel_statistics(mean, std, latents)
+    return latents / inverse_std + mean
 
-    def per_channel(values: torch.Tensor) -> torch.Tensor:
-        return values.to(latents.device, dtype).view(1, -1, 1, 1, 1)
 
-    inverse_std = per_channel(1.0 / torch.tensor(std, dtype=torch.float32))
-    return latents.to(dtype) / inverse_std + per_channel(torch.tensor(mean, dtype=torch.float32))
+def _channel_statistics(
+    mean: Sequence[float], std: Sequence[float], like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and 1 / std [1, C, 1, 1, 1], rounded to the dtype of ``like`` after the division."""
+    values = (torch.tensor(mean), 1.0 / torch.tensor(std, dtype=torch.float32))
+    mean, inverse_std = (v.to(like.device, like.dtype).view(1, -1, 1, 1, 1) for v in values)
+    return mean, inverse_std
 
 
 def to_uint8(decoded: torch.Tensor) -> torch.Tensor:

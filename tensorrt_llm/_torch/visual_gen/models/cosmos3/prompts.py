@@ -10,7 +10,7 @@ import math
 from importlib import resources
 from typing import Any
 
-from tensorrt_llm._torch.visual_gen.models.cosmos3.defaults import ResolvedRequest
+from tensorrt_llm._torch.visual_gen.models.cosmos3.resolved_request import ResolvedRequest
 from tensorrt_llm._utils import describe_error
 
 # "give" is how the training data spells it.

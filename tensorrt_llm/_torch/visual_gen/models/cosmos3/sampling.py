@@ -5,12 +5,17 @@
 no shift or solver history reaches the next request.
 """
 
+import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
+    FlowMatchEulerDiscreteSchedulerOutput,
+)
 
 from tensorrt_llm._utils import describe_error
 
@@ -29,6 +34,19 @@ _REQUIRED_CONFIG = {
     "use_beta_sigmas": False,
 }
 _SOLVER_ORDERS = (1, 2)
+# What would change the fixed noise levels, and has to leave them alone. The published recipe is a
+# t_list that is already shifted, beside shift 1.0 (cosmos3.md E.3).
+_REQUIRED_DISTILLED_CONFIG = {
+    "stochastic_sampling": True,
+    "shift": 1.0,
+    "shift_terminal": None,
+    "use_dynamic_shifting": False,
+    "use_karras_sigmas": False,
+    "use_exponential_sigmas": False,
+    "use_beta_sigmas": False,
+    "invert_sigmas": False,
+}
+_FIXED_STEPS = "fixed_step_sampler_config"
 
 
 class HostCoefficientUniPC(UniPCMultistepScheduler):
@@ -110,16 +128,67 @@ def _corrector_weights(
     return older, newer
 
 
+class FixedStepSde(FlowMatchEulerDiscreteScheduler):
+    """The solver of the distilled builds: predict the clean sample, put fresh noise on it.
+
+    The bits of diffusers' stochastic FlowMatchEuler step. What differs is that the noise comes from
+    the CPU without a synchronisation, and that the last step, which adds none, draws none.
+    """
+
+    def step(
+        self,
+        model_output: torch.Tensor,
+        timestep: float,
+        sample: torch.Tensor,
+        *,
+        generator: torch.Generator,
+        return_dict: bool = True,
+    ) -> FlowMatchEulerDiscreteSchedulerOutput | tuple[torch.Tensor]:
+        """From the current noise level to the next.
+
+        Args:
+            model_output: FP32 velocity, of any shape.
+            timestep: The current one, by which only a first step without ``set_begin_index`` goes.
+            sample: FP32, of the same shape.
+            generator: The request's, on the CPU. Each step but the last draws once from it.
+            return_dict: False gives the sample in a tuple.
+        """
+        if self.step_index is None:
+            self._init_step_index(timestep)
+        # 0-d CPU tensors: they enter the kernels as numbers.
+        sigma, next_sigma = self.sigmas[self.step_index], self.sigmas[self.step_index + 1]
+        self._step_index += 1
+        result = sample - sigma * model_output
+        if next_sigma > 0:
+            noise = torch.randn(
+                sample.shape,
+                generator=generator,
+                dtype=torch.float32,
+                pin_memory=sample.device.type == "cuda",
+            )
+            noise = noise.to(sample.device, non_blocking=True)
+            result = (1.0 - next_sigma) * result + next_sigma * noise
+        if not return_dict:
+            return (result,)
+        return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=result)
+
+
 @dataclass(frozen=True)
 class Cosmos3SamplingPolicy:
-    """How a build samples. Base builds: UniPC on the checkpoint's schedule.
+    """How a build samples.
+
+    Base builds run UniPC on the checkpoint's schedule or, with a flow shift, on the uniform grid.
+    Distilled builds run ``FixedStepSde`` on their own noise levels, a step for each.
 
     Attributes:
         use_native_flow_schedule: The checkpoint's flag: a uniform grid from 1 - 1/1000 to 0 instead
             of diffusers' own. Without effect on a karras schedule, as in diffusers.
+        fixed_sigmas: Noise levels of a distilled build, descending, without the final 0; None for a
+            base build.
     """
 
     use_native_flow_schedule: bool = False
+    fixed_sigmas: tuple[float, ...] | None = None
 
     @classmethod
     def from_scheduler(
@@ -128,47 +197,59 @@ class Cosmos3SamplingPolicy:
         """Choose the policy from the checkpoint's scheduler object.
 
         Raises:
-            NotImplementedError: a FlowMatchEuler scheduler, which belongs to the distilled builds.
-            ValueError: another scheduler, or a UniPC configuration of another solver.
+            ValueError: a scheduler that no build has, a UniPC configuration of another solver or
+                with fixed noise levels, a FlowMatchEuler configuration that is not that of a
+                distilled build.
         """
-        name = type(scheduler).__name__
+        config = scheduler.config
         if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
-            raise NotImplementedError(
-                describe_error(
-                    f"{name}: distilled builds are not supported yet",
-                    where="scheduler",
-                    expected=UniPCMultistepScheduler.__name__,
-                    found=name,
-                    remedy="use the base checkpoint",
-                )
-            )
+            if use_native_flow_schedule:
+                _refuse_config("use_native_flow_schedule", False, True)
+            sigmas = _read_fixed_sigmas(config)
+            _require(config, _REQUIRED_DISTILLED_CONFIG)
+            return cls(fixed_sigmas=sigmas)
         if not isinstance(scheduler, UniPCMultistepScheduler):
             raise ValueError(
                 describe_error(
                     "Unknown scheduler",
                     where="scheduler",
-                    expected=UniPCMultistepScheduler.__name__,
-                    found=name,
+                    expected="UniPCMultistepScheduler or FlowMatchEulerDiscreteScheduler",
+                    found=type(scheduler).__name__,
                 )
             )
-        config = scheduler.config
-        for key, required in _REQUIRED_CONFIG.items():
-            if config[key] != required:
-                _refuse_config(key, required, config[key])
+        if config.get(_FIXED_STEPS):
+            expected = "absent: fixed noise levels belong to FlowMatchEulerDiscreteScheduler"
+            _refuse_config(_FIXED_STEPS, expected, config[_FIXED_STEPS])
+        _require(config, _REQUIRED_CONFIG)
         if config["solver_order"] not in _SOLVER_ORDERS:
             _refuse_config("solver_order", "1 or 2", config["solver_order"])
         return cls(use_native_flow_schedule)
 
     def new_scheduler(
-        self, scheduler: UniPCMultistepScheduler, flow_shift: float | None = None
-    ) -> HostCoefficientUniPC:
+        self, scheduler: Any, flow_shift: float | None = None
+    ) -> HostCoefficientUniPC | FixedStepSde:
         """A request's own scheduler; the checkpoint's is only read.
 
         Args:
             scheduler: The checkpoint's.
             flow_shift: None keeps the checkpoint's schedule. A number selects the uniform flow grid
                 with this shift: on a karras schedule the shift alone would do nothing.
+
+        Raises:
+            ValueError: a flow shift for a distilled build.
         """
+        if self.fixed_sigmas is not None:
+            if flow_shift is not None:
+                raise ValueError(
+                    describe_error(
+                        "A flow shift has no effect on fixed noise levels",
+                        where="flow_shift",
+                        expected="None with a distilled build",
+                        found=flow_shift,
+                    )
+                )
+            # Every other value that matters is the class's default: ``from_scheduler`` saw to it.
+            return FixedStepSde(scheduler.config.num_train_timesteps, stochastic_sampling=True)
         changes = {}
         if flow_shift is not None:
             changes = {"flow_shift": flow_shift, "use_karras_sigmas": False}
@@ -176,7 +257,7 @@ class Cosmos3SamplingPolicy:
 
     def set_timesteps(
         self,
-        scheduler: HostCoefficientUniPC,
+        scheduler: HostCoefficientUniPC | FixedStepSde,
         *,
         num_inference_steps: int,
         device: torch.device | str | None = None,
@@ -188,11 +269,16 @@ class Cosmos3SamplingPolicy:
 
         Args:
             scheduler: A request's own.
-            num_inference_steps: 1 or more.
+            num_inference_steps: 1 or more; for a distilled build, the number of its noise levels.
             device: Where ``scheduler.timesteps`` lives; the solver reads none of it.
+
+        Raises:
+            ValueError: another number of steps than a distilled build has noise levels.
         """
         grid = {}
-        if self.use_native_flow_schedule and not scheduler.config.use_karras_sigmas:
+        if self.fixed_sigmas is not None:
+            grid = {"sigmas": self.fixed_sigmas}
+        elif self.use_native_flow_schedule and not scheduler.config.use_karras_sigmas:
             # Unshifted: the scheduler applies the shift itself (cosmos3.md J, E.3.3).
             last = 1.0 - 1.0 / scheduler.config.num_train_timesteps
             grid = {"sigmas": np.linspace(last, 0.0, num_inference_steps + 1)[:-1]}
@@ -200,8 +286,38 @@ class Cosmos3SamplingPolicy:
         scheduler.set_begin_index(0)
 
     def scheduler_step_kwargs(self, generator: torch.Generator) -> dict[str, Any]:
-        """Further arguments of ``scheduler.step``: none, since UniPC draws no noise of its own."""
-        return {}
+        """Further arguments of ``scheduler.step``.
+
+        Args:
+            generator: The request's, on the CPU, from which the initial noise has been drawn. A
+                distilled build draws the noise of its steps from it, a draw a step, after that;
+                UniPC draws none.
+        """
+        return {} if self.fixed_sigmas is None else {"generator": generator}
+
+
+def _read_fixed_sigmas(config: Mapping[str, Any]) -> tuple[float, ...]:
+    """The noise levels of a distilled build, from its scheduler's configuration."""
+    fixed = config.get(_FIXED_STEPS)
+    if not isinstance(fixed, Mapping) or not fixed.get("t_list"):
+        _refuse_config(f"{_FIXED_STEPS}.t_list", "the noise levels of a distilled build", fixed)
+    if fixed.get("sample_type") != "sde":
+        _refuse_config(f"{_FIXED_STEPS}.sample_type", "sde", fixed.get("sample_type"))
+    levels = fixed["t_list"]
+    numeric = isinstance(levels, (list, tuple)) and all(
+        isinstance(level, numbers.Real) and not isinstance(level, bool) for level in levels
+    )
+    if not numeric or not all(
+        0 < level < above for level, above in zip(levels, (1.0 + 2**-52, *levels), strict=False)
+    ):
+        _refuse_config(f"{_FIXED_STEPS}.t_list", "numbers that fall from 1 at most to 0", levels)
+    return tuple(float(level) for level in levels)
+
+
+def _require(config: Mapping[str, Any], required: Mapping[str, Any]) -> None:
+    for key, value in required.items():
+        if config[key] != value:
+            _refuse_config(key, value, config[key])
 
 
 def _refuse_config(key: str, expected: object, found: object) -> None:

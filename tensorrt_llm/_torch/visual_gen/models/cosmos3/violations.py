@@ -53,6 +53,13 @@ class Violations:
             self.add(name, "True or False", value)
         return value is True
 
+    def choice(self, name: str, value: Any, choices: tuple[str, ...]) -> str | None:
+        """``value``, which must be one of ``choices``; None when it isn't."""
+        if isinstance(value, str) and value in choices:
+            return value
+        self.add(name, " or ".join(map(repr, choices)), value)
+        return None
+
     def text(self, name: str, value: Any, allow_blank: bool = True) -> str:
         """``value`` as a str that UTF-8 can encode, of at most MAX_PROMPT_CHARACTERS."""
         if not isinstance(value, str) or not (allow_blank or value.strip()):
@@ -85,6 +92,19 @@ class Violations:
         if low > high:
             self.add(name, "low <= high", value)
         return low, high
+
+    def indexes(self, name: str, value: Any, count: int) -> tuple[int, ...]:
+        """Different indexes below ``count``, at least one; ascending."""
+        is_list = isinstance(value, (list, tuple)) and all(
+            isinstance(i, numbers.Integral) and not isinstance(i, bool) for i in value
+        )
+        if not is_list or not value or len(set(value)) != len(value):
+            self.add(name, "a list of different integers, at least one", value)
+        elif not all(0 <= i < count for i in value):
+            self.add(name, f"integers from 0 to {count - 1}, the latent frames", value)
+        else:
+            return tuple(sorted(int(i) for i in value))
+        return (0,)
 
 
 def _to_float(value: numbers.Real) -> float:

@@ -2,23 +2,14 @@
 """From what a caller asked for to full values."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tensorrt_llm import VisualGenParams
-from tensorrt_llm._torch.visual_gen.models.cosmos3.defaults import EXTRA_PARAMS, resolve_request
-
-NEGATIVE = "the checkpoint's negative prompt"
-
-
-def resolve(prompt="A robot.", *, default_use_system_prompt=False, **params):
-    return resolve_request(
-        prompt,
-        VisualGenParams(**params),
-        default_use_system_prompt=default_use_system_prompt,
-        video_negative_prompt=NEGATIVE,
-    )
+from tensorrt_llm._torch.visual_gen.models.cosmos3.defaults import EXTRA_PARAMS
+from tests.support.cosmos3_requests import FOUR_STEPS, NANO, NEGATIVE, resolve
 
 
 def violations(**params) -> str:
@@ -27,29 +18,6 @@ def violations(**params) -> str:
     message = str(error.value)
     assert message.startswith("Parameter validation failed:")
     return message
-
-
-def test_video_defaults():
-    values = resolve()
-    assert values.task == "text_to_video" and not values.is_image
-    assert (values.height, values.width, values.num_frames) == (720, 1280, 189)
-    assert (values.num_inference_steps, values.guidance_scale) == (35, 6.0)
-    assert values.frame_rate == 24.0 and values.guidance_interval is None
-    assert values.negative_prompt == NEGATIVE and values.flow_shift is None
-    assert (values.max_sequence_length, values.num_images_per_prompt) == (4096, 1)
-    assert values.use_duration_template and values.use_resolution_template
-    assert values.latent_shape == (48, 45, 80)
-
-
-@pytest.mark.parametrize("asked", [{"num_frames": 1}, {"extra_params": {"output_type": "image"}}])
-def test_image_defaults(asked):
-    values = resolve(**asked)
-    assert values.task == "text_to_image" and values.is_image
-    assert (values.height, values.width, values.num_frames) == (1024, 1024, 1)
-    assert (values.num_inference_steps, values.guidance_scale) == (50, 7.0)
-    assert values.guidance_interval == (400.0, 1000.0)
-    assert values.negative_prompt == "" and values.frame_rate is None
-    assert values.latent_shape == (1, 64, 64)
 
 
 @pytest.mark.parametrize(
@@ -75,12 +43,17 @@ def test_an_absent_seed_is_drawn_and_differs():
 
 @pytest.mark.parametrize("default", [False, True])
 def test_the_system_prompt_is_the_checkpoints_choice_unless_said(default):
-    assert resolve(default_use_system_prompt=default).use_system_prompt is default
+    traits = replace(NANO, default_use_system_prompt=default)
+    assert resolve(traits=traits).use_system_prompt is default
+    assert resolve(traits=traits, video_reference="clip.mp4").use_system_prompt is True
     for said in (False, True):
-        values = resolve(
-            default_use_system_prompt=default, extra_params={"use_system_prompt": said}
-        )
-        assert values.use_system_prompt is said
+        for reference in (None, "clip.mp4"):
+            values = resolve(
+                traits=traits,
+                video_reference=reference,
+                extra_params={"use_system_prompt": said},
+            )
+            assert values.use_system_prompt is said
 
 
 BAD_VALUES = [
@@ -114,7 +87,9 @@ BAD_EXTRA = [
     ("use_duration_template", [1, "yes", 0]),
     ("use_resolution_template", [1, "no"]),
     ("use_system_prompt", ["true"]),
-    ("output_type", ["gif", 1, True, ["image"]]),
+    ("output_type", ["gif", 1, True, ["image"], np.array(["image", "video"])]),
+    ("use_guardrails", [1, "no"]),
+    ("enable_audio", [0, "yes"]),
 ]
 
 
@@ -191,25 +166,118 @@ def test_options_of_guidance_are_refused_where_guidance_is_off(scale):
     )
 
 
+IMAGE = {"image_reference": "picture.png"}
+CLIP = {"video_reference": "clip.mp4"}
+
+
 @pytest.mark.parametrize(
-    "name",
-    [
-        "use_guardrails",
-        "enable_audio",
-        "condition_video_latent_indexes",
-        "condition_video_keep",
-    ],
+    "value",
+    [[], [0, 0], [-1], [3], [True], ["0"], [0.0], "01", 0, [[0]], None.__class__, [0] * 10**6],
 )
-@pytest.mark.parametrize("value", [True, False])
-def test_an_option_of_later_work_is_refused_by_name(name, value):
-    with pytest.raises(NotImplementedError, match=name):
-        resolve(extra_params={name: value})
+def test_bad_condition_indexes_are_named_with_their_range(value):
+    message = violations(
+        num_frames=9, **CLIP, extra_params={"condition_video_latent_indexes": value}
+    )
+    assert "extra_params.condition_video_latent_indexes: expected " in message
+    assert len(message) < 400
+    if value in ([-1], [3]):
+        assert "from 0 to 2" in message
 
 
-@pytest.mark.parametrize("name", ["image_reference", "video_reference"])
-def test_reference_media_are_refused_by_name(name):
-    with pytest.raises(NotImplementedError, match=name):
-        resolve(**{name: "picture.png"})
+def test_condition_indexes_are_a_set_and_may_fix_every_latent_frame():
+    for given in ([2, 0, 1], (1, 2, 0), [np.int64(0), 1, 2]):
+        extra = {"condition_video_latent_indexes": given, "condition_video_keep": "last"}
+        values = resolve(num_frames=9, **CLIP, extra_params=extra)
+        assert values.condition_video_latent_indexes == (0, 1, 2)
+        assert all(type(index) is int for index in values.condition_video_latent_indexes)
+        assert values.condition_video_keep == "last"
+
+
+def test_the_end_of_the_clip_that_is_kept_is_first_or_last():
+    for value in ("middle", 1, True, np.array(["first", "last"])):
+        message = violations(**CLIP, extra_params={"condition_video_keep": value})
+        assert "extra_params.condition_video_keep: expected 'first' or 'last'" in message
+
+
+@pytest.mark.parametrize("reference", [{}, IMAGE])
+@pytest.mark.parametrize(
+    ("name", "value"), [("condition_video_latent_indexes", [0]), ("condition_video_keep", "first")]
+)
+def test_conditions_of_a_clip_are_refused_without_one(reference, name, value):
+    message = violations(**reference, extra_params={name: value})
+    assert f"extra_params.{name}: expected none without a video_reference" in message
+
+
+def test_two_references_are_refused():
+    message = violations(**IMAGE, **CLIP)
+    assert "image_reference and video_reference: expected one of them" in message
+
+
+@pytest.mark.parametrize("asked", [{"num_frames": 1}, {"extra_params": {"output_type": "image"}}])
+@pytest.mark.parametrize("reference", [IMAGE, CLIP])
+def test_a_reference_of_an_image_is_refused(reference, asked):
+    (name,) = reference
+    assert f"{name}: expected none for an image" in violations(**reference, **asked)
+
+
+def test_sound_is_refused_where_there_is_none():
+    sound = {"enable_audio": True}
+    assert resolve(extra_params=sound).enable_audio is True
+    assert resolve(**IMAGE, extra_params=sound).enable_audio is True
+    assert "enable_audio: expected False for an image" in violations(
+        num_frames=1, extra_params=sound
+    )
+    for traits in (replace(NANO, has_sound=False), FOUR_STEPS):
+        message = violations(traits=traits, **IMAGE, extra_params=sound)
+        assert "enable_audio: expected False with this checkpoint" in message
+        assert not resolve(traits=traits, **IMAGE, extra_params={"enable_audio": False}).is_image
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_guardrails_are_the_checkpoints_choice_unless_said(required):
+    traits = replace(NANO, requires_guardrails=required)
+    assert resolve(traits=traits).use_guardrails is required
+    for said in (False, True):
+        values = resolve(traits=traits, extra_params={"use_guardrails": said})
+        assert values.use_guardrails is said
+
+
+def test_a_distilled_build_refuses_what_conflicts_with_its_training_by_name():
+    message = violations(
+        traits=FOUR_STEPS,
+        num_frames=1,
+        num_inference_steps=5,
+        guidance_scale=2.0,
+        extra_params={"flow_shift": 5.0},
+    )
+    assert "num_inference_steps: expected 4" in message
+    assert "guidance_scale: expected 1.0" in message
+    assert "extra_params.flow_shift: expected none" in message
+    message = violations(
+        traits=FOUR_STEPS,
+        num_frames=1,
+        negative_prompt="blurry",
+        extra_params={"guidance_interval": [0, 500]},
+    )
+    assert "negative_prompt: expected none" in message
+    assert "extra_params.guidance_interval: expected none" in message
+
+
+def test_a_distilled_build_takes_its_own_values_said_aloud():
+    values = resolve(
+        traits=FOUR_STEPS,
+        num_frames=1,
+        num_inference_steps=4,
+        guidance_scale=1.0,
+        negative_prompt="",
+    )
+    assert (values.num_inference_steps, values.guidance_scale) == (4, 1.0)
+
+
+@pytest.mark.parametrize(("task", "reference"), [("text_to_video", {}), ("video_to_video", CLIP)])
+def test_a_distilled_build_refuses_tasks_that_it_was_not_trained_for(task, reference):
+    message = violations(traits=FOUR_STEPS, **reference)
+    assert "task: expected text_to_image or image_to_video" in message and task in message
 
 
 def test_an_unknown_parameter_is_refused_at_construction():
@@ -217,27 +285,54 @@ def test_an_unknown_parameter_is_refused_at_construction():
         VisualGenParams(no_such_parameter=1)
 
 
-@pytest.mark.parametrize("task", [{}, {"num_frames": 1}, {"guidance_scale": 1.0, "num_frames": 1}])
+@pytest.mark.parametrize(
+    "task",
+    [
+        {},
+        {"num_frames": 1},
+        {"guidance_scale": 1.0, "num_frames": 1},
+        IMAGE,
+        CLIP | {"extra_params": {"condition_video_latent_indexes": [3], "enable_audio": True}},
+        IMAGE | {"traits": FOUR_STEPS},
+    ],
+)
 def test_the_report_asks_for_the_same_request_again(task):
     first = resolve(seed=5, **task)
     report = first.report()
     assert report.pop("task") == first.task
-    assert resolve(**report) == first
+    context = {name: value for name, value in task.items() if name in ("traits", *IMAGE, *CLIP)}
+    assert resolve(**context, **report) == first
 
 
 def test_the_extra_parameters_described_are_those_accepted():
     good = {
+        "output_type": "video",
         "use_duration_template": False,
         "use_resolution_template": False,
-        "use_system_prompt": True,
-        "output_type": "image",
+        "use_system_prompt": False,
+        "use_guardrails": True,
+        "enable_audio": True,
+        "condition_video_latent_indexes": [0, 2],
+        "condition_video_keep": "last",
         "flow_shift": 3.0,
         "guidance_interval": [100, 900],
     }
-    assert set(good) == set(EXTRA_PARAMS)
-    values = resolve(extra_params=good)
-    reported = values.report()["extra_params"]
-    assert reported == good
+    assert list(good) == list(EXTRA_PARAMS)
+    values = resolve(**CLIP, extra_params=good)
+    assert values.report()["extra_params"] == good
     assert resolve(extra_params=dict.fromkeys(EXTRA_PARAMS)).report() | {"seed": 0} == (
         resolve().report() | {"seed": 0}
     )
+
+
+def test_the_defaults_of_an_extra_parameter_are_those_described():
+    described = {
+        name: spec.default for name, spec in EXTRA_PARAMS.items() if spec.default is not None
+    }
+    resolved = resolve().report()["extra_params"]
+    assert described == {name: resolved[name] for name in described}
+    assert described == {
+        "use_duration_template": True,
+        "use_resolution_template": True,
+        "enable_audio": False,
+    }

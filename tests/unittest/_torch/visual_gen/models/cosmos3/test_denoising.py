@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pure functions around the denoising loop."""
+"""Guidance, checks, pixels and progress."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,45 +12,11 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.denoising import (
     check_latents,
     combine_branches,
     denormalize_latents,
-    draw_noise,
-    guided_steps,
-    pad_branches,
+    normalize_latents,
     summarize_trace,
     to_uint8,
 )
 from tensorrt_llm.visual_gen.output import RequestCancelledError
-
-CPU = torch.device("cpu")
-
-
-def test_noise_is_that_of_a_cpu_generator_in_fp32():
-    noise = draw_noise((1, 48, 2, 3, 4), torch.Generator().manual_seed(7), CPU)
-    expected = torch.randn((1, 48, 2, 3, 4), generator=torch.Generator().manual_seed(7))
-    assert noise.dtype == torch.float32 and torch.equal(noise, expected)
-
-
-@pytest.mark.parametrize(
-    ("is_guided", "interval", "expected"),
-    [
-        (True, None, [True] * 4),
-        (True, (400.0, 1000.0), [True, True, True, False]),
-        (True, (401.0, 899.0), [False, False, False, False]),
-        (True, (0.0, 400.0), [False, False, True, True]),
-        (False, None, [False] * 4),
-    ],
-)
-def test_guidance_rests_outside_its_interval_and_both_ends_are_inside(
-    is_guided, interval, expected
-):
-    values = SimpleNamespace(is_guided=is_guided, guidance_interval=interval)
-    assert guided_steps(values, [1000, 900, 400, 399]) == expected
-
-
-def test_branches_are_padded_on_the_right_and_masked():
-    text = pad_branches([(5, 6, 7), (8,)], CPU)
-    assert text.ids.tolist() == [[5, 6, 7], [8, 0, 0]]
-    assert text.mask.tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert text.ids.dtype == torch.int64
 
 
 def test_guidance_leads_from_the_negative_to_the_prompt_in_fp32():
@@ -72,8 +37,10 @@ def test_latents_without_a_picture_are_refused(bad):
         latents[1] = 0.25
     else:
         latents[1, 0, 0, 1, 1] = bad
-    with pytest.raises(RuntimeError, match="image 1"):
+    with pytest.raises(RuntimeError, match="no picture.*picture 1"):
         check_latents(latents)
+    with pytest.raises(RuntimeError, match="no sound.*sound 1"):
+        check_latents(latents, "sound")
 
 
 def test_latents_are_denormalised_with_the_inverse_rounded_after_the_division():
@@ -87,6 +54,18 @@ def test_latents_are_denormalised_with_the_inverse_rounded_after_the_division():
     exact += torch.tensor(mean).view(1, 2, 1, 1, 1)
     in_fp32 = denormalize_latents(latents, mean, std, torch.float32)
     torch.testing.assert_close(in_fp32, exact)
+
+
+def test_latents_are_normalised_as_diffusers_does_in_bf16():
+    std, mean = [0.4765, 1.0364], [-0.2289, 0.1]
+    encoded = torch.randn(1, 2, 3, 4, 5).bfloat16()
+    inverse = (1 / torch.tensor(std)).bfloat16().view(1, 2, 1, 1, 1)
+    expected = (encoded - torch.tensor(mean).bfloat16().view(1, 2, 1, 1, 1)) * inverse
+    found = normalize_latents(encoded, mean, std)
+    assert torch.equal(found.view(torch.int16), expected.view(torch.int16))
+    exact = encoded.float()
+    back = denormalize_latents(normalize_latents(exact, mean, std), mean, std, torch.float32)
+    torch.testing.assert_close(back, exact)
 
 
 def test_pixels_are_rounded_and_clamped_and_channels_come_last():

@@ -3,112 +3,18 @@
 
 import logging
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
-from diffusers import UniPCMultistepScheduler
 
 from tensorrt_llm import VisualGenParams
-from tensorrt_llm._torch.visual_gen.models.cosmos3.pipeline_cosmos3 import Cosmos3OmniMoTPipeline
-from tensorrt_llm._torch.visual_gen.models.cosmos3.step_precision import step_uses_high_precision
 from tensorrt_llm.visual_gen.output import RequestCancelledError
-
-CHANNELS = 4
-
-
-class RecordingTransformer:
-    """A transformer with windows of three 16-bit steps at both ends; velocity = latents / 2."""
-
-    dtype = torch.bfloat16
-    und_precision = "w8a16"
-    factor = 0.5
-
-    def __init__(self):
-        self.calls, self.events, self.step = [], [], None
-
-    def set_denoising_step(self, step_index, num_steps):
-        self.step = (step_index, num_steps)
-
-    def reset_denoising_step(self):
-        self.step = None
-        self.events.append("reset step")
-
-    def reset_cache(self):
-        self.events.append("reset cache")
-        self.stepping = False
-
-    def encode_text(self, text_ids, text_mask):
-        assert not self.stepping, "text is encoded before the first step"
-
-    @property
-    def gen_precision(self):
-        high = self.step is not None and step_uses_high_precision((3, 3), *self.step)
-        return "w8a16" if high else "w8a8"
-
-    def fp8_linear_counts(self):
-        return {"understanding": 14, "generation": 14}
-
-    def __call__(self, **inputs):
-        self.stepping = True
-        self.calls.append(inputs | {"precision": self.gen_precision})
-        latents = inputs["hidden_states"]
-        branch = torch.arange(len(latents)).view(-1, 1, 1, 1, 1)
-        return SimpleNamespace(video=latents * self.factor + branch * 0.125)
-
-
-class TwoWordTokenizer:
-    eos_token_id = 7
-
-    def get_vocab(self):
-        return {"<|vision_start|>": 8}
-
-    def apply_chat_template(self, messages, **options):
-        return {"input_ids": [ord(c) % 97 for c in messages[-1]["content"][:12]]}
-
-
-class FakeVae:
-    dtype = torch.bfloat16
-    config = SimpleNamespace(
-        z_dim=CHANNELS, latents_mean=[0.0] * CHANNELS, latents_std=[1.0] * CHANNELS
-    )
-
-    def decode(self, latents, return_dict):
-        assert latents.dtype == self.dtype
-        frames = (latents.shape[2] - 1) * 4 + 1
-        pixels = latents[:, :3].repeat_interleave(4, 2)[:, :, :frames]
-        return (pixels.repeat_interleave(16, 3).repeat_interleave(16, 4),)
+from tests.support.fake_pipeline import CHANNELS, fake_pipeline, params
 
 
 @pytest.fixture
 def pipeline():
-    scheduler = UniPCMultistepScheduler(
-        prediction_type="flow_prediction",
-        use_flow_sigmas=True,
-        use_karras_sigmas=True,
-        sigma_min=0.147,
-        sigma_max=200.0,
-    )
-    return Cosmos3OmniMoTPipeline(
-        SimpleNamespace(
-            transformer=RecordingTransformer(),
-            vae=FakeVae(),
-            tokenizer=TwoWordTokenizer(),
-            scheduler=scheduler,
-            model="some/model",
-            revision="fp8",
-            commit="abc123",
-            default_use_system_prompt=False,
-            use_native_flow_schedule=False,
-            negative_prompt="the checkpoint's",
-            device=torch.device("cpu"),
-        )
-    )
-
-
-def params(**values):
-    size = {"height": 32, "width": 48, "num_frames": 9, "num_inference_steps": 8, "seed": 1}
-    return VisualGenParams(**size | values)
+    return fake_pipeline()
 
 
 def image_params(**values):
@@ -192,20 +98,30 @@ def test_the_output_reports_request_checkpoint_and_times(pipeline):
     assert metrics.denoise > 0 and parts <= metrics.generation
 
 
-def test_several_images_continue_one_generator_and_the_first_is_that_of_one(pipeline):
-    one = pipeline.generate(pipeline.prepare_request("A robot", image_params()))
+def test_several_images_count_their_seeds_on_and_each_can_be_made_alone(pipeline):
     seen = []
     request = pipeline.prepare_request("A robot", image_params(num_images_per_prompt=3))
     many = pipeline.generate(request, on_step=lambda *step: seen.append(step))
-    assert one.image.shape == (32, 48, 3) and many.image.shape == (3, 32, 48, 3)
-    assert torch.equal(many.image[0], one.image)
-    assert not torch.equal(many.image[1], many.image[0])
+    assert many.image.shape == (3, 32, 48, 3)
     assert seen == [(i, 24) for i in range(1, 25)]
-    generator = torch.Generator().manual_seed(1)
-    noises = [torch.randn((1, CHANNELS, 1, 2, 3), generator=generator) for _ in range(3)]
-    first_calls = [pipeline.transformer.calls[8 + 8 * i]["hidden_states"][:1] for i in range(3)]
-    for noise, hidden in zip(noises, first_calls, strict=True):
-        assert torch.equal(noise.bfloat16(), hidden)
+    assert many.metadata["image_seeds"] == [1, 2, 3]
+    alone = [
+        pipeline.generate(pipeline.prepare_request("A robot", image_params(seed=seed))).image
+        for seed in (1, 2, 3)
+    ]
+    assert alone[0].shape == (32, 48, 3)
+    assert torch.equal(many.image, torch.stack(alone))
+    assert not torch.equal(alone[0], alone[1])
+    noise = torch.randn((1, CHANNELS, 1, 2, 3), generator=torch.Generator().manual_seed(2))
+    assert torch.equal(noise.bfloat16(), pipeline.transformer.calls[8]["hidden_states"][:1])
+
+
+def test_seeds_wrap_at_their_end(pipeline):
+    last = 2**63 - 1
+    request = pipeline.prepare_request(
+        "A robot", image_params(seed=last, num_images_per_prompt=2, num_inference_steps=1)
+    )
+    assert pipeline.generate(request).metadata["image_seeds"] == [last, 0]
 
 
 def test_cancelling_stops_before_the_next_step_and_resets(pipeline):
@@ -293,10 +209,10 @@ def test_default_params_are_those_of_an_empty_request(pipeline):
     empty = pipeline.prepare_request("A robot", VisualGenParams(seed=1))
     filled = pipeline.prepare_request("A robot", defaults.model_copy(update={"seed": 1}))
     assert filled == empty
-    assert (defaults.height, defaults.width, defaults.num_frames) == (720, 1280, 189)
+    assert empty.values.latent_shape == (48, 45, 80)
 
 
-def test_without_a_text_of_the_checkpoint_the_packaged_negative_prompt_serves(pipeline):
-    pipeline.components.negative_prompt = None
+def test_without_a_text_of_the_checkpoint_the_packaged_negative_prompt_serves():
+    pipeline = fake_pipeline(negative_prompt=None)
     request = pipeline.prepare_request("A robot", params(max_sequence_length=4096))
     assert request.values.negative_prompt.startswith('{"')

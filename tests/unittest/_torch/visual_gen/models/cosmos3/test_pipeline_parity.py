@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole runs against diffusers 0.42.1 on the same weights, tokens and noise; and repeatability."""
 
-import json
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import Cosmos3OmniPipeline, UniPCMultistepScheduler
+from diffusers import UniPCMultistepScheduler
 
-from tensorrt_llm._torch.visual_gen.pipeline_loader import PipelineLoader
-from tensorrt_llm.visual_gen.args import CompilationConfig, VisualGenArgs
 from tensorrt_llm.visual_gen.output import RequestCancelledError
 from tensorrt_llm.visual_gen.params import VisualGenParams
 from tests.support.diffusers_oracle import relative_error, velocity
+from tests.support.pipelines import run_oracle, run_ours
 
 pytestmark = pytest.mark.cosmos3
 
@@ -29,40 +26,6 @@ SHAPES = {
 }
 
 
-def load(path):
-    args = VisualGenArgs(model=str(path), compilation_config=CompilationConfig(skip_warmup=True))
-    return PipelineLoader(args, device="cpu").load()
-
-
-@pytest.fixture(scope="module")
-def fp32_checkpoint(tiny_bf16_checkpoint, tmp_path_factory):
-    """The BF16 checkpoint, declared FP32: the same weights, exactly, in both implementations."""
-    path = shutil.copytree(tiny_bf16_checkpoint, tmp_path_factory.mktemp("parity") / "fp32")
-    config_file = path / "transformer" / "config.json"
-    config = json.loads(config_file.read_text())
-    config_file.write_text(json.dumps(config | {"dtype": "float32"}))
-    return path
-
-
-@pytest.fixture(scope="module")
-def ours(fp32_checkpoint):
-    return load(fp32_checkpoint)
-
-
-@pytest.fixture(scope="module")
-def oracle(fp32_checkpoint):
-    pipeline = Cosmos3OmniPipeline.from_pretrained(
-        fp32_checkpoint, torch_dtype=torch.float32, enable_safety_checker=False
-    )
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
-
-
-@pytest.fixture(scope="module")
-def fp8(tiny_fp8_checkpoint):
-    return load(tiny_fp8_checkpoint)
-
-
 def request_for(pipeline, medium, **params):
     extra = {"guidance_interval": [0, 1000]} if medium == "image" else {}
     extra |= params.pop("extra_params", {})
@@ -70,43 +33,12 @@ def request_for(pipeline, medium, **params):
     return pipeline.prepare_request(PROMPT, VisualGenParams(**values | params, extra_params=extra))
 
 
-def run_ours(pipeline, request):
-    latents = []
-    done = pipeline.denoise(request, on_latents=lambda i, x: latents.append(x.clone()))
-    return latents, done
-
-
-def run_oracle(oracle, request, monkeypatch, output_type="latent"):
-    """All latents of diffusers' own pipeline, its tokens replaced by the request's."""
-    values, latents = request.values, []
-    ids = (list(request.prompt_ids), list(request.negative_ids or request.prompt_ids))
-    monkeypatch.setattr(oracle, "tokenize_prompt", lambda *args, **kwargs: ids)
-
-    def keep(pipe, step, timestep, tensors):
-        latents.append(tensors["latents"].clone())
-        return {}
-
-    result = oracle(
-        prompt="",
-        num_frames=values.num_frames,
-        height=values.height,
-        width=values.width,
-        fps=values.frame_rate or 24.0,
-        num_inference_steps=values.num_inference_steps,
-        guidance_scale=values.guidance_scale,
-        generator=torch.Generator().manual_seed(values.seed),
-        callback_on_step_end=keep,
-        output_type=output_type,
-    )
-    return latents, result.video
-
-
 @pytest.mark.parametrize("medium", SHAPES)
-def test_every_latent_of_a_guided_run_equals_diffusers(ours, oracle, medium, monkeypatch):
-    request = request_for(ours, medium)
+def test_every_latent_of_a_guided_run_equals_diffusers(fp32_pipeline, oracle, medium, monkeypatch):
+    request = request_for(fp32_pipeline, medium)
     assert len(request.prompt_ids) != len(request.negative_ids)
-    found, done = run_ours(ours, request)
-    expected, _ = run_oracle(oracle, request, monkeypatch)
+    found, done = run_ours(fp32_pipeline, request)
+    expected, _, _ = run_oracle(oracle, request, monkeypatch)
     assert len(found) == len(expected) == 6
     errors = [relative_error(a, b) for a, b in zip(found, expected, strict=True)]
     assert max(errors) <= 1e-5, errors
@@ -116,10 +48,10 @@ def test_every_latent_of_a_guided_run_equals_diffusers(ours, oracle, medium, mon
 
 
 @pytest.mark.parametrize("medium", SHAPES)
-def test_pixels_equal_diffusers(ours, oracle, medium, monkeypatch):
-    request = request_for(ours, medium, num_inference_steps=2)
-    output = ours.generate(request)
-    _, video = run_oracle(oracle, request, monkeypatch, output_type="np")
+def test_pixels_equal_diffusers(fp32_pipeline, oracle, medium, monkeypatch):
+    request = request_for(fp32_pipeline, medium, num_inference_steps=2)
+    output = fp32_pipeline.generate(request)
+    _, video, _ = run_oracle(oracle, request, monkeypatch, output_type="np")
     expected = (video * 255).round().astype(np.uint8)
     found = output.image[None] if medium == "image" else output.video
     assert found.shape == expected.shape
@@ -128,7 +60,7 @@ def test_pixels_equal_diffusers(ours, oracle, medium, monkeypatch):
     assert difference.max() <= 1 and (difference > 0).mean() < 1e-3
 
 
-def test_prompt_tokens_equal_diffusers_when_its_wording_is_given_in_full(ours, oracle):
+def test_prompt_tokens_equal_diffusers_when_its_wording_is_given_in_full(fp32_pipeline, oracle):
     off = {"use_duration_template": False, "use_resolution_template": False}
     extra = off | {"use_system_prompt": True}
     theirs, theirs_negative = oracle.tokenize_prompt(
@@ -137,7 +69,7 @@ def test_prompt_tokens_equal_diffusers_when_its_wording_is_given_in_full(ours, o
     length = "The video is{} 0.6 seconds long and is{} of 16 FPS."
     both = length + " This video is{} of 64x96 resolution."
     wording, inverse = (both.format(word, word, word) for word in ("", " not"))
-    request = ours.prepare_request(
+    request = fp32_pipeline.prepare_request(
         f"{PROMPT}. {wording}",
         VisualGenParams(
             **SHAPES["video"], negative_prompt=f"blurry. {inverse}", extra_params=extra
@@ -148,22 +80,22 @@ def test_prompt_tokens_equal_diffusers_when_its_wording_is_given_in_full(ours, o
 
 
 @pytest.mark.parametrize("guidance", [1.0, 0.5])
-def test_without_guidance_one_branch_runs(ours, oracle, guidance, monkeypatch):
-    request = request_for(ours, "video", guidance_scale=guidance)
-    found, done = run_ours(ours, request)
+def test_without_guidance_one_branch_runs(fp32_pipeline, oracle, guidance, monkeypatch):
+    request = request_for(fp32_pipeline, "video", guidance_scale=guidance)
+    found, done = run_ours(fp32_pipeline, request)
     assert request.negative_ids is None and {record.branches for record in done.trace} == {1}
     unguided = replace(request, values=replace(request.values, guidance_scale=1.0))
-    expected, _ = run_oracle(oracle, unguided, monkeypatch)
+    expected, _, _ = run_oracle(oracle, unguided, monkeypatch)
     assert relative_error(found[-1], expected[-1]) <= 1e-5
 
 
-def test_guidance_interval_equals_a_loop_by_hand(ours, oracle):
+def test_guidance_interval_equals_a_loop_by_hand(fp32_pipeline, oracle):
     scheduler = UniPCMultistepScheduler.from_config(oracle.scheduler.config)
     scheduler.set_timesteps(6)
     # Both ends of the interval are timesteps of the schedule, and inside.
     _, _, high, _, low, _ = scheduler.timesteps.tolist()
-    request = request_for(ours, "image", extra_params={"guidance_interval": [low, high]})
-    found, done = run_ours(ours, request)
+    request = request_for(fp32_pipeline, "image", extra_params={"guidance_interval": [low, high]})
+    found, done = run_ours(fp32_pipeline, request)
     assert [record.branches for record in done.trace] == [1, 1, 2, 2, 2, 1]
 
     latents = torch.randn((1, 48, 1, 5, 7), generator=torch.Generator().manual_seed(3))
@@ -183,20 +115,21 @@ def bits(latents):
     return torch.stack([x.view(torch.int32) for x in latents])
 
 
-def test_a_seed_gives_the_same_bits_twice_and_another_seed_other_ones(fp8):
-    first, _ = run_ours(fp8, request_for(fp8, "video"))
-    again, _ = run_ours(fp8, request_for(fp8, "video"))
-    other, _ = run_ours(fp8, request_for(fp8, "video", seed=4))
+def test_a_seed_gives_the_same_bits_twice_and_another_seed_other_ones(fp8_pipeline):
+    first, _ = run_ours(fp8_pipeline, request_for(fp8_pipeline, "video"))
+    again, _ = run_ours(fp8_pipeline, request_for(fp8_pipeline, "video"))
+    other, _ = run_ours(fp8_pipeline, request_for(fp8_pipeline, "video", seed=4))
     assert torch.equal(bits(first), bits(again))
     assert not torch.equal(bits(first), bits(other))
 
 
 FRESH_PROCESS = """
 import sys, torch
+from tests.support import pipelines
 from tests.unittest._torch.visual_gen.models.cosmos3 import test_pipeline_parity as parity
 torch.set_num_threads(int(sys.argv[3]))
-pipeline = parity.load(sys.argv[1])
-latents, _ = parity.run_ours(pipeline, parity.request_for(pipeline, "video"))
+pipeline = pipelines.load_pipeline(sys.argv[1])
+latents, _ = pipelines.run_ours(pipeline, parity.request_for(pipeline, "video"))
 torch.save(latents, sys.argv[2])
 """
 
@@ -239,7 +172,9 @@ def disturb_by_cancel(pipeline):
 
 
 @pytest.mark.parametrize("disturb", [disturb_nothing, disturb_by_error, disturb_by_cancel])
-def test_a_request_equals_a_fresh_process_whatever_came_before(fp8, fresh_process_latents, disturb):
-    disturb(fp8)
-    latents, _ = run_ours(fp8, request_for(fp8, "video"))
+def test_a_request_equals_a_fresh_process_whatever_came_before(
+    fp8_pipeline, fresh_process_latents, disturb
+):
+    disturb(fp8_pipeline)
+    latents, _ = run_ours(fp8_pipeline, request_for(fp8_pipeline, "video"))
     assert torch.equal(bits(latents), bits(fresh_process_latents))

@@ -6,25 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from tensorrt_llm import VisualGenParams
-from tensorrt_llm._torch.visual_gen.models.cosmos3.defaults import resolve_request
 from tensorrt_llm._torch.visual_gen.models.cosmos3.prompts import (
     build_negative_prompt,
     build_prompt,
     packaged_negative_prompt,
     tokenize_request,
 )
+from tests.support.cosmos3_requests import resolve
 
 
 def request_of(prompt="A robot", *, duration=True, resolution=True, **params):
     templates = {"use_duration_template": duration, "use_resolution_template": resolution}
     extra = templates | params.pop("extra_params", {})
-    return resolve_request(
-        prompt,
-        VisualGenParams(**params, extra_params=extra),
-        default_use_system_prompt=False,
-        video_negative_prompt="bad",
-    )
+    return resolve(prompt, **params, extra_params=extra)
 
 
 VIDEO = {"height": 720, "width": 1280, "num_frames": 189}
@@ -162,7 +156,10 @@ class WordTokenizer:
 
 
 def test_both_branches_end_with_the_two_special_tokens():
-    tokenizer, request = WordTokenizer(), request_of(duration=False, resolution=False)
+    tokenizer, request = (
+        WordTokenizer(),
+        request_of(duration=False, resolution=False, negative_prompt="bad"),
+    )
     assert tokenize_request(tokenizer, request) == ((100, 101, 7, 8), (100, 7, 8))
     assert [m[0]["content"] for m in tokenizer.messages] == ["A robot", "bad"]
 

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lower bound of a request's memory, and the capacity that it is held against."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from diffusers import AutoencoderKLWan
+
+from tensorrt_llm._torch.visual_gen.models.cosmos3 import memory_estimate
+from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
+from tensorrt_llm._torch.visual_gen.models.cosmos3.defaults import resolve_request
+from tensorrt_llm._torch.visual_gen.models.cosmos3.memory_estimate import (
+    check_fits,
+    estimate_bytes,
+    idle_capacity,
+)
+from tensorrt_llm.visual_gen.params import VisualGenParams
+from tests.support.live_bytes import LiveBytes
+
+GIB = 2**30
+TRAITS = SimpleNamespace(
+    family="nano",
+    build="base",
+    has_sound=False,
+    default_use_system_prompt=False,
+    requires_guardrails=False,
+    video_negative_prompt="",
+    fixed_sigmas=None,
+)
+# Sizes of the published VAE (cosmos3.md B.2).
+NANO = SimpleNamespace(
+    transformer=SimpleNamespace(arch=Cosmos3Architecture(), dtype=torch.bfloat16),
+    vae=SimpleNamespace(
+        config=SimpleNamespace(
+            base_dim=160, decoder_base_dim=256, dim_mult=[1, 2, 4, 4], patch_size=2
+        ),
+        dtype=torch.bfloat16,
+    ),
+    device=torch.device("cpu"),
+)
+
+
+def values(**params):
+    return resolve_request("a", VisualGenParams(**params), TRAITS)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "measured"),
+    # Peak of a step less that of a tiny one: benchmarks/results/step_nano_h200.json.
+    [(480, 832, 19.05 - 14.6), (720, 1280, 25.16 - 14.6)],
+)
+def test_the_bound_of_a_step_lies_below_what_was_measured_and_not_far(height, width, measured):
+    bound = memory_estimate._denoise_bytes(values(height=height, width=width), NANO) / GIB
+    assert 0.5 * measured < bound < measured
+
+
+def test_the_bound_grows_with_the_request_and_halves_without_guidance():
+    small = values(height=480, width=832, num_frames=49)
+    for larger in (
+        replace(small, num_frames=97),
+        replace(small, height=720),
+        replace(small, width=1280),
+    ):
+        assert estimate_bytes(larger, NANO) > estimate_bytes(small, NANO)
+    unguided = replace(small, guidance_scale=1.0)
+    steps = [memory_estimate._denoise_bytes(v, NANO) for v in (small, unguided)]
+    assert steps[0] == 2 * steps[1]
+
+
+@pytest.mark.parametrize(("height", "width", "frames"), [(480, 832, 9), (720, 1280, 17)])
+def test_the_bound_of_decoding_lies_below_what_the_vae_takes_and_not_far(height, width, frames):
+    config = vars(NANO.vae.config) | {
+        "z_dim": 48,
+        "in_channels": 12,
+        "out_channels": 12,
+        "is_residual": True,
+        "scale_factor_spatial": 16,
+        "latents_mean": [0.0] * 48,
+        "latents_std": [1.0] * 48,
+    }
+    with torch.device("meta"):
+        vae = AutoencoderKLWan(**config).eval()
+    vae = vae.bfloat16()
+    latents = torch.zeros(
+        1, 48, frames // 4 + 1, height // 16, width // 16, dtype=torch.bfloat16, device="meta"
+    )
+    with torch.no_grad(), LiveBytes([*vae.parameters(), *vae.buffers()]) as live:
+        pixels = vae.decode(latents, return_dict=False)[0]
+    assert pixels.shape == (1, 3, frames, height, width)
+    request = values(height=height, width=width, num_frames=frames)
+    assert 0.7 * live.peak < memory_estimate._decode_bytes(request, NANO) < live.peak
+
+
+def test_a_request_over_the_capacity_is_refused_with_both_numbers():
+    request = values(height=720, width=1280)
+    need = estimate_bytes(request, NANO)
+    check_fits(request, NANO, need)
+    words = rf"height 720, width 1280, num_frames 189.*at most {(need - 1) / GIB:.2f} GiB"
+    with pytest.raises(MemoryError, match=f"{words}.*at least {need / GIB:.2f} GiB"):
+        check_fits(request, NANO, need - 1)
+
+
+def test_the_capacity_of_a_host_is_what_is_available_within_its_container(monkeypatch, tmp_path):
+    limit, used = tmp_path / "max", tmp_path / "current"
+    monkeypatch.setattr(memory_estimate, "_CGROUP_LIMIT", str(limit))
+    monkeypatch.setattr(memory_estimate, "_CGROUP_USED", str(used))
+    free = idle_capacity(torch.device("cpu"))
+    assert 0 < free < math.inf
+    limit.write_text("max\n")
+    used.write_text("1000\n")
+    assert idle_capacity(torch.device("cpu")) == pytest.approx(free, rel=0.5)
+    limit.write_text("5000\n")
+    assert idle_capacity(torch.device("cpu")) == 4000
+
+
+@pytest.mark.gpu
+def test_the_capacity_of_a_gpu_counts_what_the_allocator_keeps():
+    device = torch.device("cuda")
+    before = idle_capacity(device)
+    held = torch.empty(2**28, dtype=torch.uint8, device=device)
+    assert before - idle_capacity(device) == pytest.approx(2**28, rel=0.1)
+    del held
+    assert idle_capacity(device) == pytest.approx(before, rel=0.01)
