@@ -59,7 +59,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(BASE): $(SETUP) | $(BIN)/python
-	@$(INSTALL) -e .
+	@$(INSTALL) -e '.[serve]'
 	@touch $@
 
 $(FULL): $(SETUP) | $(BIN)/python
