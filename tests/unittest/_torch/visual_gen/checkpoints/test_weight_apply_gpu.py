@@ -175,7 +175,8 @@ def test_device_memory_stays_within_the_model_and_one_linear(tiny_bf16_checkpoin
     peak = torch.cuda.max_memory_allocated() - before
     largest = 2 * (2 * 4096 * 2048)  # bytes of a 16-bit gate_up_proj
     sixteen_bit = 2 * sum(p.numel() for p in transformer.parameters())
-    assert model < peak < model + 4 * largest < model + sixteen_bit
+    # Eight readers of 8 MiB each reach over several linears of this small case at a time.
+    assert model < peak < model + 5 * largest < model + sixteen_bit
     # What gathering took is back with the driver, and the model is a model.
     assert torch.cuda.memory_reserved() - reserved < model + 40 * MIB
     assert_same_bits(transformer, load_from_memory(checkpoint, "BF16 quantised here"))
