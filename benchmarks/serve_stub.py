@@ -27,7 +27,7 @@ from tensorrt_llm.visual_gen.params import VisualGenParams
 
 MAX_PIXELS = 2**18
 _SMALL = (5, 64, 64)
-_ENCODE_PARTS = 20
+_ENCODE_PARTS = 200
 # Requests of this size or more "don't fit", as on a small GPU.
 _CAPACITY_PIXELS = 2**28
 

@@ -14,6 +14,7 @@ project_copyright = "The tensorrt-llm-cosmos3 authors, Apache-2.0"
 release = version = __version__
 
 extensions = [
+    "measured_tables",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",

@@ -3,8 +3,8 @@
 
 ``{"generate": 0.5, "encode": 1.0}`` takes that many seconds; ``"raise"`` names an exception,
 ``"die"`` kills the process after so many seconds, ``"hang"`` ignores a cancellation for as long,
-``"garbage"`` writes something else than a video, ``"full"`` finds the disk full; ``"resolve"``
-names an exception of the check before the queue, ``"resolve_seconds"`` its time.
+``"garbage"`` writes something else than a video, ``"full"`` finds the disk full,
+``"deaf"`` ignores a cancellation while it encodes for so many seconds; ``"resolve"`` names an exception of the check before the queue, ``"resolve_seconds"`` its time.
 """
 
 import builtins
@@ -61,19 +61,23 @@ class ScriptedResult(StubResult):
     def _output(self, taken: float, encode_seconds: float) -> VisualGenOutput:
         output = super()._output(taken, encode_seconds)
         script = script_of(self._prompt)
-        if "garbage" in script or "full" in script:
+        if {"garbage", "full", "deaf"} & set(script):
             broken = BrokenOutput.model_construct(**dict(output))
-            broken.full = "full" in script
+            broken.full, broken.deaf_seconds = "full" in script, script.get("deaf", 0.0)
             return broken
         return output
 
 
 class BrokenOutput(SlowOutput):
-    """An output whose files can't be written, or are no media."""
+    """An output whose files can't be written or are no media, or that ignores a cancellation."""
 
     full: bool = False
+    deaf_seconds: float = 0.0
 
     def save(self, path: Path, should_stop: Any = None, **options: Any) -> Path:
+        if self.deaf_seconds:
+            time.sleep(self.deaf_seconds)
+            return super().save(path, **options)
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         path.write_bytes(b"<html>not a video</html>")

@@ -94,7 +94,7 @@ def test_pictures_are_no_video_jobs(server):
 
 
 def test_a_client_that_leaves_takes_its_picture_with_it(server):
-    body = BODY | {"prompt": '{"generate": 50.0}', "num_inference_steps": 100}
+    body = BODY | {"prompt": '{"generate": 600.0}', "num_inference_steps": 1000}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server.url}{GENERATIONS}", json=body, timeout=0.3)
     until(lambda: server.manager.running == 0)

@@ -71,10 +71,12 @@ def test_pages_follow_the_order_of_creation_even_within_one_moment(store):
     assert page(after=ids[1], ascending=False) == [ids[0]]
     assert page(after=ids[4]) == [] and page(after="video_0") is None
     # A deleted job's place isn't given to another.
-    store.delete(ids[4])
     newest = record()
+    (before,) = store._reader.execute("SELECT max(seq) FROM jobs").fetchone()
+    store.delete(ids[4])
     store.insert(newest)
-    assert page(after=ids[3]) == [newest.id]
+    (after,) = store._reader.execute("SELECT max(seq) FROM jobs").fetchone()
+    assert after == before + 1 and page(after=ids[3]) == [newest.id]
 
 
 def test_jobs_are_found_by_what_has_to_be_done_about_them(store):

@@ -140,7 +140,7 @@ def test_deleting_a_generating_job_frees_the_worker(server):
 
 
 def test_deleting_a_job_that_is_encoded_leaves_no_file(server):
-    id = server.create({"encode": 4.0})
+    id = server.create({"encode": 40.0})
     server.wait(id, stage="postprocessing")
     until(lambda: [name for name in server.files() if id in name])
     assert server.http.delete(f"/v1/videos/{id}").status_code == 200
@@ -148,6 +148,14 @@ def test_deleting_a_job_that_is_encoded_leaves_no_file(server):
     assert not [name for name in server.files() if id in name]
     server.wait(server.create(), status="completed")
     assert server.http.get(f"/v1/videos/{id}").status_code == 404
+
+
+def test_deleting_a_job_whose_encoder_does_not_listen_leaves_no_file_either(server):
+    id = server.create({"deaf": 0.6})
+    server.wait(id, stage="postprocessing")
+    assert server.http.delete(f"/v1/videos/{id}").status_code == 200
+    assert not [name for name in server.files() if id in name]
+    server.wait(server.create(), status="completed")
 
 
 def test_the_content_of_a_job_that_is_not_complete_is_an_error_that_says_so(server):
@@ -249,7 +257,7 @@ def test_a_job_past_its_deadline_fails_queued_or_running_and_the_next_one_runs(t
             job = server.wait(id, status="failed")
             assert job["error"]["code"] == "deadline_exceeded"
         assert server.http.get(f"/v1/videos/{running}/content").status_code == 400
-        sync = {"prompt": '{"encode": 8.0}', "size": "64x64", "num_frames": 5}
+        sync = {"prompt": '{"encode": 40.0}', "size": "64x64", "num_frames": 5}
         answer = server.http.post("/v1/videos/sync", json=sync)
         assert answer.status_code == 503 and "longer" in answer.json()["message"]
         server.wait(server.create(), status="completed")
