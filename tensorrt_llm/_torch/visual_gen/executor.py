@@ -6,6 +6,7 @@ worker raises arrives as one of three kinds: ValueError (the caller's), MemoryEr
 RuntimeError (the rest).
 """
 
+import os
 import threading
 import traceback
 import weakref
@@ -140,8 +141,19 @@ class _JobQueue:
         self._ended: Counter[str] = Counter()
         self._submitted = 0
         self._closed = False
+        self._process = os.getpid()
 
     def put(self, request: Any) -> Job:
+        if os.getpid() != self._process:
+            # A fork copies the queue and not the worker: the request would wait forever.
+            raise RuntimeError(
+                describe_error(
+                    "VisualGen can't be used in a forked process",
+                    where=f"process {os.getpid()}",
+                    expected=f"process {self._process}, which made it",
+                    remedy="make a VisualGen in the new process, or start that one with spawn",
+                )
+            )
         with self._changed:
             if self._closed:
                 raise RuntimeError(
@@ -227,8 +239,14 @@ def _stop(jobs: _JobQueue, thread: threading.Thread, cancel_running: bool) -> No
         thread.join()
 
 
-def _release_frames(error: BaseException | None) -> None:
-    """Let go of the locals that a kept traceback would hold: a request's latents, on its device."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+def _release_frames(error: BaseException) -> None:
+    """Let go of what a kept traceback would hold: a request's latents, and the model itself.
+
+    The traceback stays readable, as a note.
+    """
+    error.add_note("In the worker:\n" + "".join(traceback.format_exception(error)))
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__

@@ -139,20 +139,35 @@ class PipelineLoader:
             NotImplementedError: one that is valid and not built.
             MemoryError: weights that don't fit the device.
         """
+        compiles = self._compiles()
         plan = self.plan(resolve_source(self.args.model, self.args.revision))
         check_memory(plan.transformer, self.device)
         transformer = self._load_transformer(plan)
         components = self._load_components(plan)
         _probe_precisions(transformer)
-        compile_config = transformer.model_config.torch_compile
-        default = self.device.type == "cuda"
-        if default if compile_config.enable is None else compile_config.enable:
-            compile_generation_layers(transformer, compile_config.enable_fullgraph)
+        if compiles:
+            compile_generation_layers(transformer, self.args.torch_compile_config.enable_fullgraph)
         pipeline = plan.pipeline_class(components)
         warmup = self.args.compilation_config
         if not (skip_warmup or warmup.skip_warmup):
             pipeline.warmup(resolutions=warmup.resolutions, num_frames=warmup.num_frames)
         return pipeline
+
+    def _compiles(self) -> bool:
+        """Whether the generation layers are to be compiled: by default on CUDA, not on the CPU."""
+        options = self.args.torch_compile_config
+        wanted = self.device.type == "cuda" if options.enable is None else options.enable
+        if options.enable_fullgraph and not wanted:
+            raise ValueError(
+                describe_error(
+                    "enable_fullgraph has no effect without torch.compile",
+                    where="torch_compile_config",
+                    expected="enable=True, or enable_fullgraph=False",
+                    found=f"enable={options.enable} on {self.device.type}",
+                    remedy="set torch_compile_config.enable, or leave enable_fullgraph out",
+                )
+            )
+        return wanted
 
     def plan(self, source: CheckpointSource) -> LoadPlan:
         """Judge a checkpoint; nothing is allocated, and no weight is read.

@@ -309,19 +309,6 @@ def test_disable_guardrails_lets_a_checkpoint_load_that_asks_for_them(
     assert result.exit_code == 0, result.output
 
 
-def test_the_cached_checkpoint_is_made_once(example, tmp_path, monkeypatch):
-    made = []
-
-    def make(path, precision, seed):
-        made.append((precision, seed))
-        path.mkdir(parents=True)
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(example.tiny_checkpoint, "make_tiny_checkpoint", make)
-    assert example.cached_tiny_checkpoint() == example.cached_tiny_checkpoint()
-    assert made == [("fp8", 0)]
-
-
 @pytest.mark.parametrize(
     "path", sorted((EXAMPLES / "configs").glob("*.yaml")), ids=lambda p: p.name
 )

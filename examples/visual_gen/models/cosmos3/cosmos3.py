@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generate an image or a video with Cosmos3, see README.md beside this file."""
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from typing import Any
 import click
 
 from tensorrt_llm import VisualGen, VisualGenArgs, VisualGenOutput, VisualGenParams
-from tensorrt_llm.visual_gen import media_writer, tiny_checkpoint
+from tensorrt_llm.visual_gen import media_writer
+from tensorrt_llm.visual_gen.tiny_checkpoint import cached_tiny_checkpoint
 
 # The modes that a prompt file may name: what is generated, and from which kind of reference.
 MODES = {
@@ -131,7 +131,7 @@ def main(
             output = visual_gen.generate(job.prompt, params)
         report(output)
         click.echo(f"Saved {output.save(target)}")
-    except (ValueError, NotImplementedError, MemoryError) as error:
+    except (ValueError, MemoryError, RuntimeError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -264,24 +264,6 @@ def check_output_path(path: Path | None, params: VisualGenParams) -> Path:
         wanted = " or ".join(kinds)
         raise ValueError(f"--output_path {path}: this run generates {found}; name it {wanted}.")
     media_writer.check_target(path)
-    return path
-
-
-def cached_tiny_checkpoint() -> Path:
-    """The tiny static FP8 checkpoint of seed 0, made once for every version of its maker."""
-    maker = Path(tiny_checkpoint.__file__).parent
-    sources = [*sorted(maker.glob("tiny_*.py")), maker / "data" / "tokenizer_corpus.txt"]
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = cache / "tensorrt-llm-cosmos3" / f"tiny-fp8-{digest[:16]}"
-    if not path.exists():
-        click.echo(f"Making the tiny checkpoint {path} (once).")
-        try:
-            tiny_checkpoint.make_tiny_checkpoint(path, precision="fp8", seed=0)
-        except OSError:
-            # Another process may have finished the same folder meanwhile.
-            if not (path / "model_index.json").is_file():
-                raise
     return path
 
 

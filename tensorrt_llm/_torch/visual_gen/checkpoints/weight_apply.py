@@ -83,8 +83,10 @@ def apply_plan(
             that has values which are not finite.
         OSError: a file can't be read.
     """
+    # disable=None: no bar where stderr is no terminal.
+    hidden = None if progress else True
     with tqdm(
-        total=plan.num_bytes, unit="B", unit_scale=True, desc="Loading", disable=not progress
+        total=plan.num_bytes, unit="B", unit_scale=True, desc="Loading", disable=hidden
     ) as bar:
         if isinstance(weights, SafetensorsFolder):
             _stream(plan, weights, bar.update)

@@ -206,3 +206,23 @@ def test_a_forgotten_executor_ends_its_thread(pipeline):
     gc.collect()
     thread.join(LONG)
     assert not thread.is_alive()
+
+
+def test_a_forked_process_is_told_instead_of_waiting_forever(executor, monkeypatch):
+    monkeypatch.setattr("os.getpid", lambda: -1)  # what the copy in another process would see
+    with pytest.raises(RuntimeError, match="forked process"):
+        executor.submit("a")
+
+
+def test_a_kept_error_does_not_keep_the_pipeline_and_still_tells_where(monkeypatch):
+    # pytest keeps every log record, and a record its traceback.
+    monkeypatch.setattr("tensorrt_llm.logger.logger.error", lambda *args, **kwargs: None)
+    own = ScriptedPipeline()
+    executor = VisualGenExecutor(own)
+    error = executor.submit(KeyError("missing")).future.exception(LONG)
+    executor.shutdown()
+    kept = weakref.ref(own)
+    del own, executor
+    gc.collect()
+    assert kept() is None
+    assert "in generate" in "".join(error.__notes__)

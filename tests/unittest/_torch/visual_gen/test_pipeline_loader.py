@@ -236,3 +236,8 @@ def test_options_that_are_not_built_are_refused_by_name(tiny_fp8_checkpoint, arg
     name = next(iter(next(iter(args.values()))))
     with pytest.raises(NotImplementedError, match=name):
         load(tiny_fp8_checkpoint, **args)
+
+
+def test_fullgraph_without_compile_is_refused(tiny_fp8_checkpoint):
+    with pytest.raises(ValueError, match="enable_fullgraph has no effect"):
+        load(tiny_fp8_checkpoint, torch_compile_config={"enable_fullgraph": True})

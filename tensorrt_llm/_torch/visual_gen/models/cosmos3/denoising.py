@@ -76,6 +76,25 @@ def check_latents(latents: torch.Tensor, kind: str = "picture") -> None:
             )
 
 
+def check_decoded(decoded: torch.Tensor) -> None:
+    """Refuse decoded pixels that are not finite: as uint8 they would pass for a black picture.
+
+    Raises:
+        RuntimeError: a value is NaN or infinite.
+    """
+    low, high = (bound.item() for bound in torch.aminmax(decoded))
+    if not float("-inf") < low <= high < float("inf"):
+        raise RuntimeError(
+            describe_error(
+                "The generation failed: the VAE decoded values that are no pixels",
+                where="decoded frames",
+                expected="finite values",
+                found=f"values from {low} to {high}",
+                remedy="see whether the checkpoint's vae folder is intact",
+            )
+        )
+
+
 def normalize_latents(
     encoded: torch.Tensor, mean: Sequence[float], std: Sequence[float]
 ) -> torch.Tensor:

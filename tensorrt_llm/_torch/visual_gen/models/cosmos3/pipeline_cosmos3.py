@@ -28,6 +28,7 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.denoising import (
     Denoised,
     Progress,
     StepRecord,
+    check_decoded,
     check_latents,
     combine_branches,
     denormalize_latents,
@@ -295,13 +296,19 @@ class Cosmos3OmniMoTPipeline:
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Latents [N, C, T, H, W] to uint8 RGB [N, frames, height, width, 3] on the CPU."""
+        """Latents [N, C, T, H, W] to uint8 RGB [N, frames, height, width, 3] on the CPU.
+
+        Raises:
+            RuntimeError: decoded values that are not finite.
+        """
         vae = self.components.vae
         mean, std = vae.config.latents_mean, vae.config.latents_std
         pixels = []
         for image in latents.split(1):
             image = denormalize_latents(image, mean, std, vae.dtype)
-            pixels.append(to_uint8(vae.decode(image, return_dict=False)[0]))
+            decoded = vae.decode(image, return_dict=False)[0]
+            check_decoded(decoded)
+            pixels.append(to_uint8(decoded))
         return torch.cat(pixels)
 
     @torch.no_grad()

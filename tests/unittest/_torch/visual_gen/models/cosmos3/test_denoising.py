@@ -9,6 +9,7 @@ import torch
 from tensorrt_llm._torch.visual_gen.models.cosmos3.denoising import (
     Progress,
     StepRecord,
+    check_decoded,
     check_latents,
     combine_branches,
     denormalize_latents,
@@ -93,3 +94,12 @@ def test_progress_counts_over_the_request_and_stops_when_asked():
         with pytest.raises(RequestCancelledError):
             p.before_step()
     assert seen == [(1, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_decoded_values_that_are_no_pixels_are_refused_and_flat_pictures_are_not(bad):
+    decoded = torch.zeros(1, 3, 1, 4, 4)
+    check_decoded(decoded)
+    decoded[0, 1, 0, 2, 2] = bad
+    with pytest.raises(RuntimeError, match="no pixels"):
+        check_decoded(decoded)
