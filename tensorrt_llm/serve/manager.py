@@ -226,7 +226,6 @@ class JobManager:
         if phase == "postprocessing":
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(job.released.wait(), _RELEASE_SECONDS)
-            await self._clean(job)
 
     def fail(self, job: LiveJob, failure: Failure) -> None:
         """Let a job fail, unless it has ended or its files are finished."""

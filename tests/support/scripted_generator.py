@@ -3,8 +3,9 @@
 
 ``{"generate": 0.5, "encode": 1.0}`` takes that many seconds; ``"raise"`` names an exception,
 ``"die"`` kills the process after so many seconds, ``"hang"`` ignores a cancellation for as long,
-``"garbage"`` writes something else than a video, ``"full"`` finds the disk full,
-``"deaf"`` ignores a cancellation while it encodes for so many seconds; ``"resolve"`` names an exception of the check before the queue, ``"resolve_seconds"`` its time.
+``"deaf"`` does so while it encodes, ``"garbage"`` writes something else than a video, ``"full"``
+finds the disk full; ``"resolve"`` names an exception of the check before the queue,
+``"resolve_seconds"`` its time.
 """
 
 import builtins

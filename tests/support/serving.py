@@ -80,6 +80,12 @@ def until(look: Callable[[], T]) -> T:
     return seen
 
 
+def _is_in(server: Server, state: str) -> bool:
+    health = server.http.get("/health").json()
+    assert health["status"] in (state, "loading"), health
+    return health["status"] == state
+
+
 @contextmanager
 def serving(
     media_path: Path,
@@ -99,7 +105,7 @@ def serving(
     thread.start()
     server = Server(url_of(listener), app.state.manager, headers or {})
     try:
-        until(lambda: server.http.get("/health").json()["status"] == state)
+        until(lambda: _is_in(server, state))
         yield server
     finally:
         server.http.close()
