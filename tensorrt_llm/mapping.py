@@ -42,6 +42,7 @@ class Mapping:
                     where="Mapping.rank",
                     expected=f"0 <= rank < {self.world_size}",
                     found=self.rank,
+                    remedy="set the axis to 1: this version runs on one GPU",
                 )
             )
 
@@ -65,6 +66,7 @@ def refuse_parallel_axes(axes: dict[str, int], *, where: str) -> None:
                     where=where,
                     expected="an integer >= 1",
                     found=repr(size),
+                    remedy="set the axis to 1: this version runs on one GPU",
                 )
             )
     above = {name: size for name, size in axes.items() if size > 1}

@@ -37,6 +37,7 @@ class QuantConfig(BaseModel):
                     where="quant_algo",
                     expected=f"one of {known} or None",
                     found=repr(value),
+                    remedy="use one of the expected algorithms",
                 )
             )
         return value

@@ -56,6 +56,7 @@ class CompilationConfig(BaseModel):
                     where="compilation_config.num_frames",
                     expected="numbers of the form 4k + 1",
                     found=odd,
+                    remedy="correct the field",
                 )
             )
         return self
@@ -128,6 +129,7 @@ class VisualGenArgs(BaseModel):
                     where=path,
                     expected="field names and values",
                     found=type(data).__name__,
+                    remedy="correct the field",
                 )
             )
         return cls(**{**data, **overrides})

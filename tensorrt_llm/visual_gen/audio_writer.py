@@ -55,11 +55,23 @@ def as_sound(audio: Any, sample_rate: Any, where: object):
         ),
     ):
         if not holds:
-            raise ValueError(describe_error(what, where=where, expected=expected, found=found))
+            raise ValueError(
+                describe_error(
+                    what,
+                    where=where,
+                    expected=expected,
+                    found=found,
+                    remedy="save to a format and with values that the output has",
+                )
+            )
     if not np.isfinite(array).all():
         raise ValueError(
             describe_error(
-                "The sound is broken", where=where, expected="finite values", found="NaN or inf"
+                "The sound is broken",
+                where=where,
+                expected="finite values",
+                found="NaN or inf",
+                remedy="save to a format and with values that the output has",
             )
         )
     return np.clip(array.astype(np.float32), -1.0, 1.0)

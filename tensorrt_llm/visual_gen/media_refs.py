@@ -64,11 +64,23 @@ def load_video(
     """
     if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
         raise ValueError(
-            describe_error("Bad num_frames", where="load_video", expected=">= 1", found=num_frames)
+            describe_error(
+                "Bad num_frames",
+                where="load_video",
+                expected=">= 1",
+                found=num_frames,
+                remedy="pass one of the expected kinds of reference",
+            )
         )
     if keep not in _KEEP:
         raise ValueError(
-            describe_error("Bad keep", where="load_video", expected=" or ".join(_KEEP), found=keep)
+            describe_error(
+                "Bad keep",
+                where="load_video",
+                expected=" or ".join(_KEEP),
+                found=keep,
+                remedy="pass one of the expected kinds of reference",
+            )
         )
     policy = policy or MediaPolicy()
     if is_encoded(reference):

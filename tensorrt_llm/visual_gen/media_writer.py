@@ -46,6 +46,7 @@ def resolve_format(path: Path, format: str | None) -> str:
                 where=path,
                 expected=_NAMES,
                 found=repr(name) if name else "a path without suffix and no format",
+                remedy="save to a format and with values that the output has",
             )
         )
     if suffix in _FORMATS and _FORMATS[suffix] != _FORMATS[name]:
@@ -55,6 +56,7 @@ def resolve_format(path: Path, format: str | None) -> str:
                 where=path,
                 expected=f"{_FORMATS[suffix]}, or another suffix",
                 found=f"format {name}",
+                remedy="save to a format and with values that the output has",
             )
         )
     return _FORMATS[name]
@@ -74,6 +76,7 @@ def exact_frame_rate(rate: float) -> Fraction:
                 where="frame_rate",
                 expected=f"{MIN_FRAME_RATE:g} to {MAX_FRAME_RATE:g} frames a second",
                 found=repr(rate),
+                remedy="save to a format and with values that the output has",
             )
         )
     if rate == int(rate):
@@ -296,6 +299,7 @@ def _as_array(pixels, path: Path):
                 where=path,
                 expected="a uint8 tensor or array",
                 found=getattr(array, "dtype", type(array).__name__),
+                remedy="save to a format and with values that the output has",
             )
         )
     return array
@@ -306,7 +310,11 @@ def _check_pixels(array, rank: int, path: Path) -> None:
         expected = "[T, H, W, 3]" if rank == 4 else "[H, W, 3]"
         raise ValueError(
             describe_error(
-                "Pixels of another shape", where=path, expected=expected, found=array.shape
+                "Pixels of another shape",
+                where=path,
+                expected=expected,
+                found=array.shape,
+                remedy="save to a format and with values that the output has",
             )
         )
 
@@ -315,6 +323,10 @@ def _check_quality(quality: int) -> None:
     if isinstance(quality, bool) or not isinstance(quality, int) or not 1 <= quality <= 100:
         raise ValueError(
             describe_error(
-                "Bad quality", where="quality", expected="an integer, 1 to 100", found=quality
+                "Bad quality",
+                where="quality",
+                expected="an integer, 1 to 100",
+                found=quality,
+                remedy="save to a format and with values that the output has",
             )
         )

@@ -179,5 +179,6 @@ def _meaningless(name: str, why: str, found: object) -> ValueError:
             where="VisualGenOutput.save",
             expected="None",
             found=found,
+            remedy="save with the output that generation returned",
         )
     )

@@ -176,6 +176,7 @@ def _check_shared_inputs(input_amax: dict[str, torch.Tensor]) -> None:
                     where=group,
                     expected="one input amax",
                     found=members,
+                    remedy="report this with the versions of torch and diffusers",
                 )
             )
 

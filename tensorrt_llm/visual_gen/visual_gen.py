@@ -183,6 +183,7 @@ class VisualGen:
                     where="VisualGen.generate",
                     expected="a prompt or a list of prompts",
                     found=type(inputs).__name__,
+                    remedy="pass what is expected",
                 )
             )
         prompts = list(inputs)
@@ -194,6 +195,7 @@ class VisualGen:
                     where="VisualGen.generate",
                     expected=f"one params for all, or {len(prompts)}",
                     found=len(each),
+                    remedy="pass what is expected",
                 )
             )
         # All are queued before the first is waited for.
@@ -243,6 +245,7 @@ class VisualGen:
                     where="VisualGen",
                     expected="a VisualGenParams or None",
                     found=type(params).__name__,
+                    remedy="pass what is expected",
                 )
             )
         return self._pipeline.prepare_request(inputs, params)
@@ -274,6 +277,7 @@ def _with_model(args: VisualGenArgs | None, model: str | os.PathLike[str]) -> Vi
                 where="VisualGen",
                 expected=f"args.model {args.model!r} or None",
                 found=repr(given.model),
+                remedy="pass what is expected",
             )
         )
     return given

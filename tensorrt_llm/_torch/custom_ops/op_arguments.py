@@ -18,6 +18,7 @@ def check_wide_dtype(dtype: torch.dtype, where: str) -> None:
                 where=where,
                 expected="torch.bfloat16, torch.float16 or torch.float32",
                 found=dtype,
+                remedy="pass arguments of the expected kind",
             )
         )
 
@@ -26,7 +27,13 @@ def check_e4m3(tensor: torch.Tensor, where: str) -> None:
     """Require float8_e4m3fn of the operand that ``where`` names."""
     if tensor.dtype != FP8:
         raise ValueError(
-            describe_error("Unsupported dtype", where=where, expected=FP8, found=tensor.dtype)
+            describe_error(
+                "Unsupported dtype",
+                where=where,
+                expected=FP8,
+                found=tensor.dtype,
+                remedy="pass arguments of the expected kind",
+            )
         )
 
 
@@ -39,6 +46,7 @@ def check_scale(scale: torch.Tensor, device: torch.device, where: str) -> None:
                 where=where,
                 expected="a 0-d torch.float32 tensor",
                 found=f"{scale.dtype} of shape {tuple(scale.shape)}",
+                remedy="pass arguments of the expected kind",
             )
         )
     check_same_device(scale, device, where)
@@ -53,6 +61,7 @@ def check_same_device(tensor: torch.Tensor, device: torch.device, where: str) ->
                 where=where,
                 expected=device,
                 found=tensor.device,
+                remedy="pass arguments of the expected kind",
             )
         )
 
@@ -93,6 +102,7 @@ def swiglu_out_dtype(
                     where=op,
                     expected=FP8,
                     found="no dtype",
+                    remedy="pass arguments of the expected kind",
                 )
             )
     elif dtype == FP8:
@@ -103,6 +113,7 @@ def swiglu_out_dtype(
                     where=op,
                     expected="a 0-d torch.float32 tensor",
                     found="no scale",
+                    remedy="pass arguments of the expected kind",
                 )
             )
     elif dtype not in WIDE_DTYPES:
@@ -112,6 +123,7 @@ def swiglu_out_dtype(
                 where=op,
                 expected=f"{FP8} with a scale, or torch.bfloat16, torch.float16 or torch.float32",
                 found=dtype,
+                remedy="pass arguments of the expected kind",
             )
         )
     elif scale is not None:
@@ -121,6 +133,7 @@ def swiglu_out_dtype(
                 where=op,
                 expected=f"dtype {FP8}, or no scale",
                 found=f"dtype {dtype} with a scale",
+                remedy="pass arguments of the expected kind",
             )
         )
     check_wide_dtype(source.dtype, op)
@@ -129,7 +142,11 @@ def swiglu_out_dtype(
     if limit is not None and not limit >= 0:
         raise ValueError(
             describe_error(
-                "swiglu_limit is no bound", where=op, expected="a number >= 0", found=limit
+                "swiglu_limit is no bound",
+                where=op,
+                expected="a number >= 0",
+                found=limit,
+                remedy="pass arguments of the expected kind",
             )
         )
     return source.dtype if dtype is None else dtype
@@ -144,6 +161,7 @@ def check_gate_up(op: str, gate: torch.Tensor, up: torch.Tensor) -> None:
                 where=op,
                 expected=f"up of shape {tuple(gate.shape)}",
                 found=tuple(up.shape),
+                remedy="pass arguments of the expected kind",
             )
         )
     if gate.dtype != up.dtype:
@@ -153,6 +171,7 @@ def check_gate_up(op: str, gate: torch.Tensor, up: torch.Tensor) -> None:
                 where=op,
                 expected=f"up of {gate.dtype}",
                 found=up.dtype,
+                remedy="pass arguments of the expected kind",
             )
         )
     check_same_device(up, gate.device, f"{op}, up")
@@ -169,6 +188,7 @@ def fused_out_shape(op: str, x: torch.Tensor) -> tuple[int, ...]:
                 where=op,
                 expected="shape [..., 2I]",
                 found=tuple(x.shape),
+                remedy="pass arguments of the expected kind",
             )
         )
     check_contiguous(x, f"{op}, x")
@@ -194,6 +214,7 @@ def check_scaled_mm(
                 where=op,
                 expected="x [M, K] and weight [N, K]",
                 found=f"x {tuple(x.shape)} and weight {tuple(weight.shape)}",
+                remedy="pass arguments of the expected kind",
             )
         )
     check_contiguous(x, f"{op}, x")

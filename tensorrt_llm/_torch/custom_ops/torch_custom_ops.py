@@ -298,6 +298,7 @@ def _scaled_mm_e4m3_cuda(x, weight, input_scale, weight_scale, out_dtype):
                 where="trtllm::scaled_mm_e4m3, weight [out features, in features]",
                 expected="multiples of 16",
                 found=tuple(weight.shape),
+                remedy="pass arguments of the expected kind",
             )
         )
     if x.shape[0] == 0 or weight.numel() == 0:

@@ -108,6 +108,7 @@ class Linear(nn.Module):
                     where="Linear(mapping=)",
                     expected="tp_size=1",
                     found=f"tp_size={mapping.tp_size}",
+                    remedy="build the Linear for what the checkpoint holds",
                 )
             )
         self.in_features = in_features
@@ -224,6 +225,7 @@ class Linear(nn.Module):
                     where="Linear.load_weights",
                     expected=f"{len(names)} ({', '.join(names)})",
                     found=len(weights),
+                    remedy="build the Linear for what the checkpoint holds",
                 )
             )
         required = {"weight"} | ({"bias"} if self._has_bias else set())
@@ -255,6 +257,7 @@ class Linear(nn.Module):
                     where="Linear.load_weights",
                     expected="equal shapes",
                     found=f"{tuple(second_last.shape)} and {tuple(last.shape)}",
+                    remedy="build the Linear for what the checkpoint holds",
                 )
             )
 
@@ -269,6 +272,7 @@ def _method_of(mode: QuantMode) -> LinearMethodBase:
                 where="Linear(quant_config=)",
                 expected="FP8 or none",
                 found="an algorithm whose weight layout is not verified",
+                remedy="build the Linear for what the checkpoint holds",
             )
         )
     return UnquantizedLinearMethod()

@@ -166,6 +166,7 @@ class FP8QDQLinearMethod(_FP8WeightMethod):
                         where=repr(module),
                         expected="a 16-bit activation: this recipe quantises activations itself",
                         found="a float8_e4m3fn activation and no calibrated input_scale",
+                        remedy="pass the 16-bit activation",
                     )
                 )
         elif scale is None:

@@ -92,6 +92,7 @@ class DiffusionModelConfig(ModelConfig):
                     where="transformer/config.json: dtype",
                     expected=f"one of {list(_DTYPES)}",
                     found=repr(name),
+                    remedy="correct the configuration file, or download it again",
                 )
             )
         return dtype
@@ -194,6 +195,7 @@ def _read_json_object(path: Path) -> dict[str, Any]:
                 where=path,
                 expected="an object",
                 found=type(content).__name__,
+                remedy="correct the configuration file, or download it again",
             )
         )
     return content

@@ -73,6 +73,7 @@ def resolve_source(model: str | None, revision: str | None) -> CheckpointSource:
                 where="VisualGenArgs.model",
                 expected="a folder in the diffusers layout, or a Hub id",
                 found=repr(model),
+                remedy="correct the name, or pass a local folder",
             )
         )
     folder = Path(model).expanduser()
@@ -160,6 +161,7 @@ def _explain(error: Exception, where: str, snapshot: Path | None) -> Exception:
                 where=where,
                 expected="an existing folder, or a Hub id of the form owner/name",
                 found=_first_line(error),
+                remedy="correct the name, or pass a local folder",
             )
         )
     if isinstance(error, errors.GatedRepoError):

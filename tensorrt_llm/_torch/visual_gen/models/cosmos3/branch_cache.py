@@ -90,6 +90,7 @@ class BranchCache:
                     where="Cosmos3VFMTransformer.forward",
                     expected="two tensors of one shape [batch, length]",
                     found=f"{tuple(text_ids.shape)} and {tuple(text_mask.shape)}",
+                    remedy="pass ids and a mask of the same prompts",
                 )
             )
         rows = zip(text_ids.tolist(), text_mask.tolist(), strict=True)
@@ -118,6 +119,7 @@ class BranchCache:
                     where="Cosmos3VFMTransformer.forward, text_mask",
                     expected="at least one nonzero entry a row",
                     found="a row of zeros",
+                    remedy="pass ids and a mask of the same prompts",
                 )
             )
         if tokens not in self._branches:

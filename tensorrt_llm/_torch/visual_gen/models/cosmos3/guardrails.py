@@ -203,6 +203,7 @@ def guard_pixels(
                     where=f"result {index}",
                     expected=f"{frames.dtype} {tuple(frames.shape)}",
                     found=f"{safe.dtype} {tuple(safe.shape)}",
+                    remedy="change the prompt",
                 )
             )
         checked.append(safe)

@@ -215,6 +215,7 @@ class Cosmos3SamplingPolicy:
                     where="scheduler",
                     expected="UniPCMultistepScheduler or FlowMatchEulerDiscreteScheduler",
                     found=type(scheduler).__name__,
+                    remedy="use the scheduler that was published with the checkpoint",
                 )
             )
         if config.get(_FIXED_STEPS):
@@ -246,6 +247,7 @@ class Cosmos3SamplingPolicy:
                         where="flow_shift",
                         expected="None with a distilled build",
                         found=flow_shift,
+                        remedy="use the scheduler that was published with the checkpoint",
                     )
                 )
             # Every other value that matters is the class's default: ``from_scheduler`` saw to it.

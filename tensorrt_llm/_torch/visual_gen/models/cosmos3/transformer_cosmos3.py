@@ -539,6 +539,7 @@ class Cosmos3VFMTransformer(nn.Module):
                         where="Cosmos3VFMTransformer.forward",
                         expected=expected,
                         found=found,
+                        remedy="pass tensors of the expected shapes",
                     )
                 )
 
