@@ -3,14 +3,17 @@
 
 import functools
 
+REMEDY_MARK = " Remedy: "
+"""Stands before the last part of a described error; tells such an error from a foreign one."""
+
 
 def describe_error(
     what: str,
     *,
-    where: object = None,
-    expected: object = None,
-    found: object = None,
-    remedy: str | None = None,
+    where: object,
+    expected: object,
+    found: object,
+    remedy: str,
 ) -> str:
     """Compose the one error format of this package.
 
@@ -19,23 +22,13 @@ def describe_error(
         where: The module, file, key or request field concerned.
         expected: The value, shape, dtype or range that would have been right.
         found: What was there instead.
-        remedy: What the caller can do about it.
+        remedy: What the caller can do about this very error, in a line.
 
     Returns:
-        ``"what (where: ...): expected ..., found .... Remedy: ...."``, absent parts left out.
+        ``"what (where: ...): expected ..., found .... Remedy: ...."``.
     """
-    message = what if where is None else f"{what} (where: {where})"
-    facts = [
-        f"{label} {value}"
-        for label, value in (("expected", expected), ("found", found))
-        if value is not None
-    ]
-    if facts:
-        message += ": " + ", ".join(facts)
-    message += "."
-    if remedy is not None:
-        message += f" Remedy: {remedy.rstrip('.')}."
-    return message
+    facts = f"{what} (where: {where}): expected {expected}, found {found}."
+    return f"{facts}{REMEDY_MARK}{remedy.rstrip('.')}."
 
 
 @functools.cache
@@ -54,9 +47,10 @@ def get_sm_version(device_index: int | None = None) -> int:
         raise RuntimeError(
             describe_error(
                 "No CUDA device to read the SM version from",
+                where="get_sm_version",
                 expected="a visible CUDA device",
                 found="torch.cuda.is_available() is False",
-                remedy="run on a machine with an NVIDIA GPU, or use the CPU path",
+                remedy="run on a machine with an NVIDIA GPU, and check CUDA_VISIBLE_DEVICES",
             )
         )
     major, minor = torch.cuda.get_device_capability(device_index)

@@ -42,7 +42,7 @@ class Mapping:
                     where="Mapping.rank",
                     expected=f"0 <= rank < {self.world_size}",
                     found=self.rank,
-                    remedy="set the axis to 1: this version runs on one GPU",
+                    remedy="leave rank out: the one process that is built has rank 0",
                 )
             )
 
@@ -66,7 +66,7 @@ def refuse_parallel_axes(axes: dict[str, int], *, where: str) -> None:
                     where=where,
                     expected="an integer >= 1",
                     found=repr(size),
-                    remedy="set the axis to 1: this version runs on one GPU",
+                    remedy="give the axis 1, the only size that is built",
                 )
             )
     above = {name: size for name, size in axes.items() if size > 1}
@@ -78,6 +78,8 @@ def refuse_parallel_axes(axes: dict[str, int], *, where: str) -> None:
                 where=where,
                 expected="1 for every axis",
                 found=found,
-                remedy="run on one GPU, or start one process per GPU with requests of its own",
+                remedy=(
+                    "set each axis named here to 1; for more throughput, start one process per GPU"
+                ),
             )
         )

@@ -64,8 +64,10 @@ def main(
         raise click.ClickException(
             describe_error(
                 "A package of the server is missing",
+                where="trtllm-serve",
+                expected="the packages of the extra serve",
                 found=f"no {error.name}",
-                remedy="pip install 'tensorrt-llm-cosmos3[serve]'",
+                remedy="run pip install 'tensorrt-llm-cosmos3[serve]'",
             )
         ) from error
     from tensorrt_llm.visual_gen.args import VisualGenArgs
@@ -85,7 +87,15 @@ def main(
         model = model or args.model
         if model is None:
             if args.revision is not None:
-                raise ValueError("A revision belongs to a model on the Hub; leave it out.")
+                raise ValueError(
+                    describe_error(
+                        "A revision belongs to a model on the Hub",
+                        where="--revision, or revision in --visual_gen_args",
+                        expected="a Hub id as MODEL beside it",
+                        found=f"{args.revision!r} and no MODEL",
+                        remedy="name the model, or leave the revision out",
+                    )
+                )
             click.echo("No MODEL: a tiny checkpoint with random weights, so the results are noise.")
             model = str(cached_tiny_checkpoint(click.echo))
         spec = visual_gen_spec(model, args)

@@ -37,7 +37,9 @@ class QuantConfig(BaseModel):
                     where="quant_algo",
                     expected=f"one of {known} or None",
                     found=repr(value),
-                    remedy="use one of the expected algorithms",
+                    remedy=(
+                        "use FP8, the algorithm that this version runs, or None for a 16-bit model"
+                    ),
                 )
             )
         return value

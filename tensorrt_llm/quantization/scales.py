@@ -37,9 +37,7 @@ class ScaleError(ValueError):
         fault: What is wrong with it in one clause, for messages that list many.
     """
 
-    def __init__(
-        self, what: str, name: str, expected: str, found: object, remedy: str | None = None
-    ) -> None:
+    def __init__(self, what: str, name: str, expected: str, found: object, remedy: str) -> None:
         message = describe_error(what, where=name, expected=expected, found=found, remedy=remedy)
         super().__init__(message)
         self.name = name

@@ -61,7 +61,13 @@ class MediaFolder:
             self._lock = open(root / "lock", "a+b")  # noqa: SIM115 - held until close()
         except OSError as error:
             raise ValueError(
-                describe_error("The media folder can't be used", where=root, found=error.strerror)
+                describe_error(
+                    "The media folder can't be used",
+                    where=root,
+                    expected="a folder that this user can make and write to",
+                    found=error.strerror,
+                    remedy="give another --media_path, or the rights to this one",
+                )
             ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,7 +79,10 @@ class MediaFolder:
                     where=root,
                     expected="one server for a folder",
                     found="another server that runs",
-                    remedy="set TRTLLM_MEDIA_STORAGE_PATH to another folder",
+                    remedy=(
+                        "stop that server, or give this one another folder (--media_path, "
+                        "TRTLLM_MEDIA_STORAGE_PATH)"
+                    ),
                 )
             ) from error
         self._used = 0
@@ -129,6 +138,7 @@ class MediaFolder:
         raise StorageFullError(
             describe_error(
                 "No room for more media",
+                where="the media folder",
                 expected=f"{size} bytes",
                 found=f"{max(0, room)} bytes",
                 remedy="delete jobs, or wait until some expire",
@@ -170,7 +180,11 @@ class MediaFolder:
         if found != wanted:
             raise ValueError(
                 describe_error(
-                    "An encoder wrote another format", where=name, expected=wanted, found=found
+                    "An encoder wrote another format",
+                    where=name,
+                    expected=wanted,
+                    found=found,
+                    remedy="report this with the version of Pillow or PyAV that is installed",
                 )
             )
         return StoredFile(name, size, CONTENT_TYPES[found])

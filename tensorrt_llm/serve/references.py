@@ -85,5 +85,6 @@ def _kind_of_file(reference: Reference) -> str:
             reference.field,
             expected="an image" if wanted == "image" else wanted or "an image or a video",
             found=found,
+            remedy="upload a file of that kind, or put it in the other reference field",
         )
     return kind

@@ -56,7 +56,6 @@ Number = Annotated[float, BeforeValidator(_no_flag), Field(allow_inf_nan=False)]
 Size = Annotated[StrictStr, AfterValidator(_check_size), WithJsonSchema(_SIZE_SCHEMA)]
 Pixels = Annotated[StrictInt, Field(ge=1)]
 PositiveInt = Annotated[StrictInt, Field(gt=0)]
-PositiveNumber = Annotated[Number, Field(gt=0)]
 Seed = Annotated[StrictInt, Field(ge=0, le=_MAX_SEED)]
 Seconds = Annotated[
     float,
@@ -85,7 +84,7 @@ class _GenerationRequest(BaseModel):
     width: Pixels | None = Field(None, description="Pixels; with `height`, in place of `size`.")
     height: Pixels | None = Field(None, description="Pixels; with `width`, in place of `size`.")
     num_inference_steps: PositiveInt | None = Field(None, description="Denoising steps.")
-    guidance_scale: PositiveNumber | None = Field(
+    guidance_scale: Annotated[Number, Field(gt=0, le=100)] | None = Field(
         None, description="Classifier-free guidance; off at 1 and below."
     )
     negative_prompt: Text | None = Field(

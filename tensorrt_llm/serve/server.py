@@ -86,8 +86,9 @@ def bind(settings: ServeSettings) -> socket.socket:
             describe_error(
                 "The address can't be used",
                 where=f"{settings.host}:{settings.port}",
+                expected="an address of this machine and a free port",
                 found=error.strerror or error,
-                remedy="choose another with --host and --port",
+                remedy="choose another with --host and --port; port 0 takes a free one",
             )
         ) from error
 

@@ -68,7 +68,7 @@ class JobStore:
                     where=path,
                     expected="an SQLite database of this server",
                     found=error,
-                    remedy="move the file away, or name another folder",
+                    remedy="move jobs.sqlite3 away, or give another --media_path",
                 )
             ) from error
 

@@ -56,7 +56,7 @@ class CompilationConfig(BaseModel):
                     where="compilation_config.num_frames",
                     expected="numbers of the form 4k + 1",
                     found=odd,
-                    remedy="correct the field",
+                    remedy="round each up to 4k + 1: 1, 5, 9, 13, ...",
                 )
             )
         return self
@@ -119,7 +119,13 @@ class VisualGenArgs(BaseModel):
             data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ValueError(
-                describe_error("Can't read the arguments", where=path, found=error)
+                describe_error(
+                    "Can't read the arguments",
+                    where=path,
+                    expected="a YAML file in UTF-8",
+                    found=error,
+                    remedy="correct the path, or the line of the file that is named here",
+                )
             ) from error
         data = {} if data is None else data
         if not isinstance(data, dict):
@@ -129,7 +135,7 @@ class VisualGenArgs(BaseModel):
                     where=path,
                     expected="field names and values",
                     found=type(data).__name__,
-                    remedy="correct the field",
+                    remedy="write one `field: value` a line, as in examples/visual_gen/configs",
                 )
             )
         return cls(**{**data, **overrides})

@@ -39,30 +39,32 @@ def as_sound(audio: Any, sample_rate: Any, where: object):
     is_tensor = getattr(audio, "is_floating_point", bool)
     array = np.asarray(audio.float() if is_tensor() else audio)
     rate_ok = isinstance(sample_rate, int) and not isinstance(sample_rate, bool)
-    for what, holds, expected, found in (
-        ("Not sound", array.dtype.kind == "f", "a floating point tensor or array", array.dtype),
+    for what, holds, expected, found, remedy in (
+        (
+            "Not sound",
+            array.dtype.kind == "f",
+            "a floating point tensor or array",
+            array.dtype,
+            "scale integer samples to -1..1 in floating point",
+        ),
         (
             "Sound of another shape",
             array.ndim == 2 and array.shape[0] in _LAYOUTS and array.shape[1] > 0,
             "[1 or 2 channels, samples]",
             array.shape,
+            "put the channels first, and mix more than two down to stereo",
         ),
         (
             "Bad sample rate",
             rate_ok and 0 < sample_rate <= _MAX_WAV_RATE,
             f"samples a second, 1 to {_MAX_WAV_RATE}",
             repr(sample_rate),
+            "pass audio_sample_rate as a whole number, 48000 for instance",
         ),
     ):
         if not holds:
             raise ValueError(
-                describe_error(
-                    what,
-                    where=where,
-                    expected=expected,
-                    found=found,
-                    remedy="save to a format and with values that the output has",
-                )
+                describe_error(what, where=where, expected=expected, found=found, remedy=remedy)
             )
     if not np.isfinite(array).all():
         raise ValueError(
@@ -71,7 +73,7 @@ def as_sound(audio: Any, sample_rate: Any, where: object):
                 where=where,
                 expected="finite values",
                 found="NaN or inf",
-                remedy="save to a format and with values that the output has",
+                remedy="replace those samples (torch.nan_to_num), or generate again",
             )
         )
     return np.clip(array.astype(np.float32), -1.0, 1.0)

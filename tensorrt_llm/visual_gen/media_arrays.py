@@ -70,12 +70,15 @@ def rgb_of_array(value, rank: int, policy: MediaPolicy, label: str, max_pixels: 
     channels = 1 if len(shape) == 2 == rank - 1 else shape[-1] if len(shape) == rank else None
     if channels not in _CHANNELS or shape[0] == 0:
         lead = "[T, H, W, C]" if rank == 4 else "[H, W] or [H, W, C]"
+        remedy = "reshape it to that, with the channels last"
+        if shape[-3:-2] in _CHANNELS_FIRST:
+            remedy = "channels come last: permute them"
         raise bad_media(
             "Pixels of another shape",
             label,
             expected=f"{lead} with C = 1, 3 or 4",
             found=shape,
-            remedy="channels come last: permute them" if shape[-3:-2] in _CHANNELS_FIRST else None,
+            remedy=remedy,
         )
     height, width = shape[rank - 3 : rank - 1]
     check_size(height, width, policy, label, max_pixels=max_pixels)

@@ -230,7 +230,7 @@ class _Mp4:
                 self._label,
                 expected=f"at most {self._limit} (MediaPolicy.max_video_frames)",
                 found=f"{self._samples} declared",
-                remedy="cut it",
+                remedy="cut the clip, or raise MediaPolicy.max_video_frames",
             )
 
     def _odd(self, found: str) -> MediaError:

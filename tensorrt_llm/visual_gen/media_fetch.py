@@ -63,22 +63,38 @@ def fetch(url: str, policy: MediaPolicy, field: str, max_bytes: int) -> bytes:
             except (OSError, http.client.HTTPException) as error:
                 # Not chained: such errors quote the request line, with the query in it.
                 raise bad_media(
-                    "The URL gave no proper answer", label, found=type(error).__name__
+                    "The URL gave no proper answer",
+                    label,
+                    expected="an HTTP answer",
+                    found=type(error).__name__,
+                    remedy="try the URL in a browser, or download the file and pass its bytes",
                 ) from None
         if isinstance(result, bytes):
             return result
         try:
             url = urljoin(url, result)
         except ValueError:
-            raise bad_media("A redirect to no proper URL", label) from None
+            raise bad_media(
+                "A redirect to no proper URL",
+                label,
+                expected="a Location that is a URL",
+                found="another text",
+                remedy="pass the URL of the file itself",
+            ) from None
         if parts.scheme == "https" and url.lower().startswith("http:"):
-            raise bad_media("A redirect from https to http", label, expected="https throughout")
+            raise bad_media(
+                "A redirect from https to http",
+                label,
+                expected="https throughout",
+                found="http",
+                remedy="pass a URL that stays on https, or the bytes",
+            )
     raise bad_media(
         "Too many redirects",
         label,
         expected=f"at most {policy.max_redirects} (MediaPolicy.max_redirects)",
         found="another one",
-        remedy="give the URL that they lead to",
+        remedy="pass the URL that they lead to",
     )
 
 
@@ -90,19 +106,27 @@ def _split(url: str, label: str) -> SplitResult:
         if host:
             host.encode("idna")
     except ValueError:  # UnicodeError is one
-        raise bad_media("Not a proper URL", label, expected="http(s)://host/path") from None
+        raise bad_media(
+            "Not a proper URL",
+            label,
+            expected="http(s)://host/path",
+            found="something else",
+            remedy="correct the URL; special characters have to be percent-encoded",
+        ) from None
     if parts.scheme not in _PORTS or not host:
         raise bad_media(
             "Not a URL that can be fetched",
             label,
             expected="http:// or https:// and a host",
             found="no host" if parts.scheme in _PORTS else f"scheme {shorten(parts.scheme, 50)!r}",
+            remedy=("begin the URL with https:// and a host name, or pass a path or the bytes"),
         )
     if "@" in parts.netloc:
         raise bad_media(
             "A URL with a user name or password",
             label,
             expected="a URL without credentials",
+            found="one with credentials",
             remedy="fetch it yourself and pass the bytes",
         )
     return parts
@@ -123,7 +147,13 @@ def _resolve(host: str, port: int, deadline: Deadline, label: str) -> list[tuple
     thread.join(max(0.0, deadline.left()))
     deadline.check()
     if not answer or not answer[0]:
-        raise bad_media("The host name is unknown", label, expected="a name with an address")
+        raise bad_media(
+            "The host name is unknown",
+            label,
+            expected="a name with an address",
+            found="none",
+            remedy="correct the host name, or see to the DNS of this machine",
+        )
     return answer[0]
 
 
@@ -228,6 +258,7 @@ def _connect(parts: SplitResult, policy: MediaPolicy, deadline: Deadline, label:
         label,
         expected="a server that answers",
         found=found or type(failure).__name__,
+        remedy="check that the server runs and is reachable from this machine",
     ) from failure
 
 
@@ -251,7 +282,11 @@ def _get(
     if response.status != 200:
         phrase = http.client.responses.get(response.status, "unknown")
         raise bad_media(
-            "The URL gave no file", label, expected="200 OK", found=f"{response.status} {phrase}"
+            "The URL gave no file",
+            label,
+            expected="200 OK",
+            found=f"{response.status} {phrase}",
+            remedy="open the URL in a browser; pass one that needs no login, or the bytes",
         )
     if (coding := response.getheader("Content-Encoding", "identity")).lower() != "identity":
         raise bad_media(
@@ -259,12 +294,14 @@ def _get(
             label,
             expected="no Content-Encoding",
             found=shorten(coding, 50),
+            remedy="pass a URL whose server sends the file as it is, or the bytes",
         )
     too_long = bad_media(
         "The file is too large",
         label,
         expected=f"at most {max_bytes} bytes",
-        remedy="give a smaller file",
+        found="more",
+        remedy="give a smaller file, or raise the limits of MediaPolicy (max_download_bytes)",
     )
     if response.length is not None and response.length > max_bytes:
         raise too_long
@@ -275,6 +312,10 @@ def _get(
             raise too_long
     if expected is not None and len(body) != expected:
         raise bad_media(
-            "The answer was cut short", label, expected=f"{expected} bytes", found=len(body)
+            "The answer was cut short",
+            label,
+            expected=f"{expected} bytes",
+            found=len(body),
+            remedy="try again, or download the file and pass its bytes",
         )
     return bytes(body)

@@ -61,7 +61,11 @@ def rgb_of_frames(
     height, width = first.height, first.width
     if any((frame.height, frame.width) != (height, width) for frame in frames):
         raise bad_media(
-            "The video changes its size", label, expected=f"{width}x{height} throughout"
+            "The video changes its size",
+            label,
+            expected=f"{width}x{height} throughout",
+            found="frames of another size",
+            remedy="encode the clip again at one size",
         )
     applied, matrix = _colours(first, label)
     if pixel_aspect and pixel_aspect > 0 and pixel_aspect != 1:

@@ -12,6 +12,11 @@ LOCAL_PATHS_OFF = "TRTLLM_DISALLOW_LOCAL_MEDIA_PATH"
 # Pillow's own guard (PIL.Image.MAX_IMAGE_PIXELS): 256 MiB of 24-bit pixels. A higher limit of ours
 # would do nothing.
 _PILLOW_MAX_PIXELS = 1024 * 1024 * 1024 // 4 // 3
+_SIZE_REMEDIES = {
+    "thin": "crop the longer side",
+    "small": "give a larger picture",
+    "large": "scale the picture down",
+}
 
 
 class MediaPolicy(BaseModel):
@@ -88,9 +93,9 @@ def bad_media(
     what: str,
     label: str,
     *,
-    expected: object = None,
-    found: object = None,
-    remedy: str | None = None,
+    expected: object,
+    found: object,
+    remedy: str,
 ) -> MediaError:
     """The error that refuses a reference; the caller raises it.
 
@@ -172,5 +177,5 @@ def check_size(
         label,
         expected=limit,
         found=f"{width}x{height}",
-        remedy={"thin": "crop it", "small": "give a larger one", "large": "scale it down"}[problem],
+        remedy=_SIZE_REMEDIES[problem],
     )

@@ -69,7 +69,7 @@ def load_video(
                 where="load_video",
                 expected=">= 1",
                 found=num_frames,
-                remedy="pass one of the expected kinds of reference",
+                remedy="pass how many frames of the clip are wanted, at least 1",
             )
         )
     if keep not in _KEEP:
@@ -79,7 +79,7 @@ def load_video(
                 where="load_video",
                 expected=" or ".join(_KEEP),
                 found=keep,
-                remedy="pass one of the expected kinds of reference",
+                remedy='pass keep="first" or keep="last"',
             )
         )
     policy = policy or MediaPolicy()
@@ -125,6 +125,7 @@ def _video_of_list(
                 f"{label}, item {number}",
                 expected="{1}x{0}".format(*frames[0].shape),
                 found="{1}x{0}".format(*pixels.shape),
+                remedy="scale or crop all frames to one size",
             )
         frames.append(pixels)
         notes.update(dict.fromkeys(applied))
@@ -149,7 +150,7 @@ def _check_count(count: int, num_frames: int, policy: MediaPolicy, label: str) -
             label,
             expected=f"{policy.min_video_frames} to {policy.max_video_frames} frames",
             found=count,
-            remedy="pass a single picture as image_reference" if count < 2 else "cut it",
+            remedy="pass a single picture as image_reference" if count < 2 else "cut the clip",
         )
 
 
@@ -165,12 +166,13 @@ def _decoded_picture(picture: object, policy: MediaPolicy, label: str):
 
 
 def _no_reference(reference: object, label: str, picture: str) -> MediaError:
+    remedy = "convert it to one of these, a NumPy array for instance"
+    if hasattr(reference, "read"):
+        remedy = "read a file object first and pass its bytes"
     return bad_media(
         "Not a kind of reference",
         label,
         expected=f"a path, URI, URL, bytes, {picture}, array or tensor",
         found=type(reference).__name__,
-        remedy="read a file object first and pass its bytes"
-        if hasattr(reference, "read")
-        else None,
+        remedy=remedy,
     )

@@ -99,7 +99,7 @@ def open_source(reference: object, kind: str, policy: MediaPolicy) -> Iterator[M
                 label,
                 expected=f"1 to {limit} bytes (MediaPolicy.max_{kind}_bytes)",
                 found=f"{size} bytes",
-                remedy="give a smaller file" if size else None,
+                remedy="give a smaller file" if size else "write the file again: it holds nothing",
             )
         name = _check_format(file.read(HEAD_BYTES), kind, label, promised, promise)
         file.seek(0)
@@ -145,6 +145,7 @@ def _scheme(text: str, field: str) -> str:
             field,
             expected="file, data, http or https",
             found=shorten(scheme, 40),
+            remedy="use one of these schemes, or pass a path",
         )
     return ""
 
@@ -159,6 +160,7 @@ def _read_data_uri(text: str, label: str, limit: int) -> tuple[bytes, str]:
             label,
             expected="data:MIME-TYPE;base64,...",
             found="no comma" if not comma else "no ;base64 before the comma",
+            remedy="encode the file in base64 and write data:image/png;base64, before it",
         )
     if format_of_mime(mime) is None:
         raise bad_media(
@@ -166,6 +168,7 @@ def _read_data_uri(text: str, label: str, limit: int) -> tuple[bytes, str]:
             label,
             expected="that of the content, image/png or video/mp4 say",
             found=shorten(mime, 60) or "none",
+            remedy="write the type of the content after data:, image/png for instance",
         )
     if len(payload) > 4 * (limit // 3 + 1):
         raise bad_media(
@@ -173,12 +176,18 @@ def _read_data_uri(text: str, label: str, limit: int) -> tuple[bytes, str]:
             label,
             expected=f"at most {limit} bytes",
             found=f"{len(payload)} characters of base64",
-            remedy="give a smaller file",
+            remedy="give a smaller file, or pass it by path or URL",
         )
     try:
         return base64.b64decode(unquote(payload), validate=True), mime
     except (binascii.Error, ValueError) as error:
-        raise bad_media("The base64 data is broken", label, found=error) from None
+        raise bad_media(
+            "The base64 data is broken",
+            label,
+            expected="base64 (RFC 4648) with its padding",
+            found=error,
+            remedy="encode the whole file again, without line breaks",
+        ) from None
 
 
 def _path_of_file_uri(text: str, label: str) -> str:
@@ -199,6 +208,7 @@ def _path_of_file_uri(text: str, label: str) -> str:
             label,
             expected="file:///absolute/path, special characters percent-encoded",
             found="another host, a relative path, a query or a fragment",
+            remedy="write file:// and the absolute path, or pass the path itself",
         )
     return unquote(parts.path)
 
@@ -220,13 +230,21 @@ def _open_file(path: str, label: str, policy: MediaPolicy) -> BinaryIO:
     except (OSError, ValueError) as error:  # ValueError: a null character
         found = error.strerror if isinstance(error, OSError) else error
         raise bad_media(
-            "The file can't be opened", label, expected="a readable file", found=found
+            "The file can't be opened",
+            label,
+            expected="a readable file",
+            found=found,
+            remedy="correct the path, or the file's rights",
         ) from None
     file = os.fdopen(descriptor, "rb") if _is_regular(descriptor) else None
     if file is None:
         os.close(descriptor)
         raise bad_media(
-            "Not a regular file", label, expected="a file", found="a folder, device, pipe or socket"
+            "Not a regular file",
+            label,
+            expected="a file",
+            found="a folder, device, pipe or socket",
+            remedy="pass the path of a picture or clip",
         )
     return file
 

@@ -167,7 +167,13 @@ class _Reader:
         )
 
     def _refuse_to_open(self, url: str, flags: int, options: dict) -> None:
-        raise bad_media("The video refers to another file", self._label, expected="one whole file")
+        raise bad_media(
+            "The video refers to another file",
+            self._label,
+            expected="one whole file",
+            found="a reference",
+            remedy="write it as one self-contained MP4",
+        )
 
     def _stream(self, container):
         """The first video stream that isn't a cover picture; its decoder limited, not open yet."""
@@ -185,6 +191,7 @@ class _Reader:
                 self._label,
                 expected="a file with moving pictures",
                 found=kinds or "none",
+                remedy="pass a file with a video stream; for a picture use image_reference",
             )
         stream = streams[0]
         context = stream.codec_context
@@ -224,7 +231,7 @@ class _Reader:
                 self._label,
                 expected=f"at most {self._policy.max_video_frames} (MediaPolicy.max_video_frames)",
                 found=count,
-                remedy="cut it",
+                remedy="cut the clip, or raise MediaPolicy.max_video_frames",
             )
 
     def _check_duration(self, seconds: Fraction) -> None:
@@ -235,7 +242,7 @@ class _Reader:
                 expected=f"at most {self._policy.max_duration:g} seconds "
                 "(MediaPolicy.max_duration)",
                 found=f"{float(seconds):.6g} seconds",
-                remedy="cut it",
+                remedy="cut the clip, or raise MediaPolicy.max_duration",
             )
 
     def _check_held(self, count: int, height: int, width: int) -> None:

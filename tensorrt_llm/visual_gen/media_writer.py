@@ -46,7 +46,7 @@ def resolve_format(path: Path, format: str | None) -> str:
                 where=path,
                 expected=_NAMES,
                 found=repr(name) if name else "a path without suffix and no format",
-                remedy="save to a format and with values that the output has",
+                remedy="end the path with one of these suffixes, or pass format",
             )
         )
     if suffix in _FORMATS and _FORMATS[suffix] != _FORMATS[name]:
@@ -56,7 +56,7 @@ def resolve_format(path: Path, format: str | None) -> str:
                 where=path,
                 expected=f"{_FORMATS[suffix]}, or another suffix",
                 found=f"format {name}",
-                remedy="save to a format and with values that the output has",
+                remedy="leave format out, or rename the file",
             )
         )
     return _FORMATS[name]
@@ -76,7 +76,7 @@ def exact_frame_rate(rate: float) -> Fraction:
                 where="frame_rate",
                 expected=f"{MIN_FRAME_RATE:g} to {MAX_FRAME_RATE:g} frames a second",
                 found=repr(rate),
-                remedy="save to a format and with values that the output has",
+                remedy="pass frame_rate in frames a second, 24 for instance",
             )
         )
     if rate == int(rate):
@@ -175,7 +175,7 @@ def write_video(
                 where=path,
                 expected="at least one frame, an even height and an even width",
                 found=f"{frames} frames of {height}x{width}",
-                remedy="crop or pad the frames by one row or column",
+                remedy="pass at least one frame, and crop or pad an odd side by one pixel",
             )
         )
     rate = exact_frame_rate(frame_rate)
@@ -299,7 +299,7 @@ def _as_array(pixels, path: Path):
                 where=path,
                 expected="a uint8 tensor or array",
                 found=getattr(array, "dtype", type(array).__name__),
-                remedy="save to a format and with values that the output has",
+                remedy="scale to 0..255 and convert with .to(torch.uint8).cpu()",
             )
         )
     return array
@@ -308,13 +308,14 @@ def _as_array(pixels, path: Path):
 def _check_pixels(array, rank: int, path: Path) -> None:
     if array.ndim != rank or array.shape[-1] != 3 or 0 in array.shape[-3:]:
         expected = "[T, H, W, 3]" if rank == 4 else "[H, W, 3]"
+        remedy = "put the three colours last, and for a video the frames first"
         raise ValueError(
             describe_error(
                 "Pixels of another shape",
                 where=path,
                 expected=expected,
                 found=array.shape,
-                remedy="save to a format and with values that the output has",
+                remedy=remedy,
             )
         )
 
@@ -327,6 +328,6 @@ def _check_quality(quality: int) -> None:
                 where="quality",
                 expected="an integer, 1 to 100",
                 found=quality,
-                remedy="save to a format and with values that the output has",
+                remedy="pass quality=95, or another whole number up to 100",
             )
         )

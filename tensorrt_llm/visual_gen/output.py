@@ -68,7 +68,8 @@ class VisualGenOutput(BaseModel):
         metrics: Seconds by phase.
         metadata: ``request`` (every resolved value), ``model``, ``revision``, ``commit``,
             ``fp8_linears`` per tower, ``precision_trace`` per step (timestep, precision of each
-            tower, guidance branches), ``sigmas``, ``image_seeds`` (the seed of each image),
+            tower and of attention, guidance branches), ``sigmas``, ``image_seeds`` (the seed of
+            each image), ``decoding_tile`` (size and stride where the VAE had to decode in tiles),
             ``reference`` (size, rate and frames of a reference, and what was done to its pixels).
     """
 
@@ -124,9 +125,11 @@ class VisualGenOutput(BaseModel):
         kind = media_writer.resolve_format(target, format)
         content = self._content(kind, target)
         if frame_rate is not None and kind != "mp4":
-            raise _meaningless("frame_rate", f"in a {kind} file", frame_rate)
+            remedy = "leave frame_rate out, or save the video as mp4"
+            raise _meaningless("frame_rate", f"in a {kind} file", frame_rate, remedy)
         if audio_sample_rate is not None and (self.audio is None or kind not in ("mp4", "wav")):
-            raise _meaningless("audio_sample_rate", "without sound", audio_sample_rate)
+            remedy = "leave audio_sample_rate out, or save sound as mp4 or wav"
+            raise _meaningless("audio_sample_rate", "without sound", audio_sample_rate, remedy)
         rate = self.frame_rate if frame_rate is None else frame_rate
         sample_rate = self.audio_sample_rate if audio_sample_rate is None else audio_sample_rate
         if kind == "mp4":
@@ -154,15 +157,16 @@ class VisualGenOutput(BaseModel):
         if content is not None:
             return content
         has = [n for n in ("image", "video", "audio") if getattr(self, n) is not None]
+        remedy = "use mp4 for a video, wav for its sound, png, jpg or webp for an image"
+        if not has:
+            remedy = "look at error for why there is no result, and generate again"
         raise ValueError(
             describe_error(
                 f"No {name} to save as {kind}",
                 where=target,
                 expected=f"an output with {name}",
                 found=" and ".join(has) if has else f"nothing (error: {self.error})",
-                remedy="use mp4 for a video, wav for its sound, png, jpg or webp for an image"
-                if has
-                else None,
+                remedy=remedy,
             )
         )
 
@@ -172,13 +176,13 @@ def _stop_if(should_stop: Callable[[], bool] | None) -> None:
         raise RequestCancelledError("The request was cancelled while it was encoded.")
 
 
-def _meaningless(name: str, why: str, found: object) -> ValueError:
+def _meaningless(name: str, why: str, found: object, remedy: str) -> ValueError:
     return ValueError(
         describe_error(
             f"{name} has no meaning {why}",
             where="VisualGenOutput.save",
             expected="None",
             found=found,
-            remedy="save with the output that generation returned",
+            remedy=remedy,
         )
     )

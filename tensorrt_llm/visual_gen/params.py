@@ -41,7 +41,7 @@ class VisualGenParams(BaseModel):
     )
     guidance_scale: Annotated[float | None, Unchecked] = Field(
         None,
-        description="Classifier-free guidance; off at 1 and below. Default: of the task. "
+        description="Classifier-free guidance, 0 to 100; off at 1 and below. Default: of the task. "
         "A 4-step build takes only 1.0.",
     )
     max_sequence_length: Annotated[int | None, Unchecked] = Field(

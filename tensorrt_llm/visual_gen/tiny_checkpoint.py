@@ -100,7 +100,7 @@ def _check_request(out: Path, precision: str, seed: int) -> None:
                 where="precision",
                 expected=f"one of {', '.join(PRECISIONS)}",
                 found=repr(precision),
-                remedy="choose another value or folder and run the command again",
+                remedy="pass --precision fp8 or --precision bf16",
             )
         )
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -110,7 +110,7 @@ def _check_request(out: Path, precision: str, seed: int) -> None:
                 where="seed",
                 expected="an integer, 0 or more",
                 found=repr(seed),
-                remedy="choose another value or folder and run the command again",
+                remedy="pass a seed of 0 or more",
             )
         )
     if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):

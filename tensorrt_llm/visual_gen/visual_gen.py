@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import functools
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from tensorrt_llm._utils import describe_error
@@ -157,7 +157,7 @@ class VisualGen:
     ) -> list[VisualGenOutput]: ...
 
     def generate(self, inputs, params=None):
-        """Generate and wait.
+        """Generate and wait. An interruption while waiting (Ctrl-C) cancels what it waits for.
 
         Args:
             inputs: A prompt, or a list of them.
@@ -175,7 +175,9 @@ class VisualGen:
             RuntimeError: anything else.
         """
         if isinstance(inputs, str):
-            return self.generate_async(inputs, params).result()
+            with _cancelled_on_interrupt() as results:
+                results.append(self.generate_async(inputs, params))
+                return results[0].result()
         if not isinstance(inputs, (list, tuple)):
             raise ValueError(
                 describe_error(
@@ -183,7 +185,7 @@ class VisualGen:
                     where="VisualGen.generate",
                     expected="a prompt or a list of prompts",
                     found=type(inputs).__name__,
-                    remedy="pass what is expected",
+                    remedy="pass a str, or a list of str for several outputs",
                 )
             )
         prompts = list(inputs)
@@ -195,12 +197,17 @@ class VisualGen:
                     where="VisualGen.generate",
                     expected=f"one params for all, or {len(prompts)}",
                     found=len(each),
-                    remedy="pass what is expected",
+                    remedy=(
+                        "pass one VisualGenParams for all prompts, or a list of as many as prompts"
+                    ),
                 )
             )
-        # All are queued before the first is waited for.
-        waits = [self._submit_or_error(*pair) for pair in zip(prompts, each, strict=True)]
-        return [wait() for wait in waits]
+        with _cancelled_on_interrupt() as results:
+            # All are queued before the first is waited for.
+            waits = [
+                self._submit_or_error(*pair, results) for pair in zip(prompts, each, strict=True)
+            ]
+            return [wait() for wait in waits]
 
     def generate_async(self, inputs: str, params: VisualGenParams | None = None) -> VisualGenResult:
         """Check a request, queue it, and return at once.
@@ -245,18 +252,39 @@ class VisualGen:
                     where="VisualGen",
                     expected="a VisualGenParams or None",
                     found=type(params).__name__,
-                    remedy="pass what is expected",
+                    remedy="pass VisualGenParams(height=..., ...), or None for the defaults",
                 )
             )
         return self._pipeline.prepare_request(inputs, params)
 
-    def _submit_or_error(self, prompt: str, params: VisualGenParams | None):
-        """A function that waits for the item's output; it never raises for the item's own sake."""
+    def _submit_or_error(
+        self, prompt: str, params: VisualGenParams | None, results: list[VisualGenResult]
+    ):
+        """A function that waits for the item's output; it never raises for the item's own sake.
+
+        The item's result, if it could be queued, is added to ``results``.
+        """
         try:
             result = self.generate_async(prompt, params)
         except Exception as error:
             return functools.partial(VisualGenOutput, error=str(error))
+        results.append(result)
         return functools.partial(_output_or_error, result)
+
+
+@contextlib.contextmanager
+def _cancelled_on_interrupt() -> Iterator[list[VisualGenResult]]:
+    """A list for the results that a block waits for; whatever ends the block early cancels them.
+
+    After Ctrl-C nobody is left to take them, and the next request would have to wait for them.
+    """
+    results: list[VisualGenResult] = []
+    try:
+        yield results
+    except BaseException:
+        for result in results:
+            result.cancel()
+        raise
 
 
 def _output_or_error(result: VisualGenResult) -> VisualGenOutput:
@@ -277,7 +305,7 @@ def _with_model(args: VisualGenArgs | None, model: str | os.PathLike[str]) -> Vi
                 where="VisualGen",
                 expected=f"args.model {args.model!r} or None",
                 found=repr(given.model),
-                remedy="pass what is expected",
+                remedy="leave args.model out, or give it the same value",
             )
         )
     return given

@@ -108,7 +108,7 @@ class Linear(nn.Module):
                     where="Linear(mapping=)",
                     expected="tp_size=1",
                     found=f"tp_size={mapping.tp_size}",
-                    remedy="build the Linear for what the checkpoint holds",
+                    remedy="pass mapping=None, and run the model on one GPU",
                 )
             )
         self.in_features = in_features
@@ -182,7 +182,9 @@ class Linear(nn.Module):
                 describe_error(
                     "Weights were loaded into a Linear that has no parameters yet",
                     where="Linear.load_weights",
-                    remedy="call create_weights() first",
+                    expected="the parameters of create_weights()",
+                    found="none, since skip_create_weights_in_init was set",
+                    remedy="call create_weights() before load_weights()",
                 )
             )
         self._check_keys(weights)
@@ -225,7 +227,10 @@ class Linear(nn.Module):
                     where="Linear.load_weights",
                     expected=f"{len(names)} ({', '.join(names)})",
                     found=len(weights),
-                    remedy="build the Linear for what the checkpoint holds",
+                    remedy=(
+                        "pass one dict for each name, or build the Linear with the weight_mode "
+                        "of these shards"
+                    ),
                 )
             )
         required = {"weight"} | ({"bias"} if self._has_bias else set())
@@ -257,7 +262,10 @@ class Linear(nn.Module):
                     where="Linear.load_weights",
                     expected="equal shapes",
                     found=f"{tuple(second_last.shape)} and {tuple(last.shape)}",
-                    remedy="build the Linear for what the checkpoint holds",
+                    remedy=(
+                        "pass the dicts in the order of the weight mode, from one layer of one "
+                        "checkpoint"
+                    ),
                 )
             )
 
@@ -272,7 +280,7 @@ def _method_of(mode: QuantMode) -> LinearMethodBase:
                 where="Linear(quant_config=)",
                 expected="FP8 or none",
                 found="an algorithm whose weight layout is not verified",
-                remedy="build the Linear for what the checkpoint holds",
+                remedy="use an FP8 checkpoint with per-tensor scales, or a 16-bit one",
             )
         )
     return UnquantizedLinearMethod()

@@ -76,6 +76,6 @@ def _refuse_shape(found: object, parameter: torch.Tensor, name: str) -> None:
             where=name,
             expected=f"shape {tuple(parameter.shape)}",
             found=f"shape {found}",
-            remedy="check that the checkpoint and the model configuration belong together",
+            remedy="take weights and config.json from one checkpoint and one revision",
         )
     )

@@ -47,7 +47,7 @@ class DiffusionModelConfig(ModelConfig):
             checkpoint: a recipe may exclude it by them too. None where they are its own.
 
     Raises:
-        NotImplementedError: a parallel axis above 1, or CUDA graphs.
+        NotImplementedError: a parallel axis above 1.
     """
 
     pretrained_config: SimpleNamespace | None = None
@@ -59,7 +59,7 @@ class DiffusionModelConfig(ModelConfig):
     checkpoint_names: Callable[[str], Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
-        refuse_unbuilt_options(self.parallel, self.cuda_graph)
+        refuse_unbuilt_options(self.parallel)
 
     def get_quant_config(self, name: str | None = None) -> QuantConfig:
         """Return the recipe of one module: the model's, or none where the recipe excludes it.
@@ -92,7 +92,7 @@ class DiffusionModelConfig(ModelConfig):
                     where="transformer/config.json: dtype",
                     expected=f"one of {list(_DTYPES)}",
                     found=repr(name),
-                    remedy="correct the configuration file, or download it again",
+                    remedy='set dtype to "bfloat16", which the published checkpoints have',
                 )
             )
         return dtype
@@ -185,7 +185,10 @@ def _read_json_object(path: Path) -> dict[str, Any]:
                 where=path,
                 expected="a JSON file of the diffusers layout",
                 found=f"{type(error).__name__}: {error}",
-                remedy="give the checkpoint's root folder, the one with model_index.json",
+                remedy=(
+                    "give the checkpoint's root folder, the one with model_index.json; if it is "
+                    "that, download the file again"
+                ),
             )
         ) from error
     if not isinstance(content, dict):
@@ -195,7 +198,7 @@ def _read_json_object(path: Path) -> dict[str, Any]:
                 where=path,
                 expected="an object",
                 found=type(content).__name__,
-                remedy="correct the configuration file, or download it again",
+                remedy="restore transformer/config.json from the published checkpoint",
             )
         )
     return content

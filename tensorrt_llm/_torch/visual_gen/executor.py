@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tensorrt_llm._utils import describe_error
+from tensorrt_llm._utils import REMEDY_MARK, describe_error
 from tensorrt_llm.logger import logger
 from tensorrt_llm.visual_gen.output import (
     RequestCancelledError,
@@ -151,13 +151,20 @@ class _JobQueue:
                     "VisualGen can't be used in a forked process",
                     where=f"process {os.getpid()}",
                     expected=f"process {self._process}, which made it",
+                    found="a copy of it made by fork",
                     remedy="make a VisualGen in the new process, or start that one with spawn",
                 )
             )
         with self._changed:
             if self._closed:
                 raise RuntimeError(
-                    describe_error("VisualGen is shut down", remedy="make a new one")
+                    describe_error(
+                        "VisualGen is shut down",
+                        where="VisualGen.generate_async",
+                        expected="a VisualGen before shutdown()",
+                        found="one after it",
+                        remedy="make a new VisualGen",
+                    )
                 )
             job = Job(self._submitted, request, self)
             self._submitted += 1
@@ -212,14 +219,29 @@ def map_error(error: BaseException) -> Exception:
         mapped: Exception = MemoryError(
             describe_error(
                 "Not enough memory for this request",
+                where="the device or the host",
+                expected="memory for the sizes that were asked for",
                 found=str(error).partition("\n")[0],
-                remedy="ask for a smaller size or fewer frames",
+                remedy=(
+                    "ask for a smaller height and width, fewer frames or fewer images, or free "
+                    "memory"
+                ),
             )
         )
     elif isinstance(error, (ValueError, MemoryError, RuntimeError)):
         return error
-    else:
+    elif REMEDY_MARK in str(error):  # one of ours, of another type: it says all that is needed
         mapped = RuntimeError(f"{type(error).__name__}: {error}")
+    else:
+        mapped = RuntimeError(
+            describe_error(
+                "The work failed for another reason than the request or the memory",
+                where="the traceback of this error's cause",
+                expected="no error",
+                found=f"{type(error).__name__}: {error}",
+                remedy="report it with the request and the log",
+            )
+        )
     mapped.__cause__ = error
     return mapped
 
@@ -233,7 +255,17 @@ def _work(pipeline: Pipeline, jobs: _JobQueue) -> None:
 
 def _stop(jobs: _JobQueue, thread: threading.Thread, cancel_running: bool) -> None:
     for job in jobs.close(cancel_running):
-        job.fail(RuntimeError("VisualGen was shut down before this request ran."))
+        job.fail(
+            RuntimeError(
+                describe_error(
+                    "VisualGen was shut down before this request ran",
+                    where=f"request {job.request_id}",
+                    expected="a VisualGen that is kept until its requests are done",
+                    found="shutdown() or the end of its with block",
+                    remedy="wait for result() before shutting down, or send it to a new VisualGen",
+                )
+            )
+        )
     # A finalizer may run in any thread, the worker's included.
     if thread is not threading.current_thread():
         thread.join()

@@ -9,6 +9,7 @@ import httpx2 as httpx
 import pytest
 from fastapi import Request
 
+from tensorrt_llm._torch.visual_gen.models.cosmos3.violations import MAX_GUIDANCE_SCALE
 from tensorrt_llm.serve.bodies import read_body
 from tensorrt_llm.serve.errors import ApiError
 from tensorrt_llm.serve.requests import ImageGenerationRequest, VideoGenerationRequest
@@ -124,6 +125,15 @@ def test_what_can_not_be_right_is_refused_by_name(message, status, words):
     with pytest.raises(ApiError, match=words) as error:
         read(message)
     assert error.value.status == status
+
+
+@pytest.mark.parametrize("model", [ImageGenerationRequest, VideoGenerationRequest])
+def test_guidance_has_the_range_of_the_pipeline(model):
+    highest = MAX_GUIDANCE_SCALE
+    assert read(as_json(prompt="a", guidance_scale=highest), model)[0]["guidance_scale"] == highest
+    with pytest.raises(ApiError, match="guidance_scale: .*less than or equal to 100") as error:
+        read(as_json(prompt="a", guidance_scale=highest + 1), model)
+    assert (error.value.status, error.value.param) == (422, "guidance_scale")
 
 
 def test_values_that_were_sent_are_not_quoted_in_the_refusal():

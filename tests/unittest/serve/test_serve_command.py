@@ -119,6 +119,8 @@ def test_a_media_folder_in_use_is_told_and_nothing_is_started(tmp_path, monkeypa
 
 
 def test_a_missing_package_is_told_with_what_to_install(monkeypatch):
+    # The command imports the package anew and binds that at its parent: bound back at the end.
+    monkeypatch.setattr("tensorrt_llm.serve", sys.modules["tensorrt_llm.serve"])
     for name in [name for name in sys.modules if name.startswith("tensorrt_llm.serve")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "fastapi", None)

@@ -143,6 +143,27 @@ def test_cancelling_works_while_queued_and_while_running(visual_gen, monkeypatch
     assert stats["cancelled"] == 2 and stats["queued"] == stats["running"] == 0
 
 
+@pytest.mark.parametrize("inputs", ["a", ["a", "b", "c"]])
+def test_an_interrupted_wait_leaves_no_request_behind(visual_gen, monkeypatch, inputs):
+    go, reached = hold_the_worker(visual_gen, monkeypatch)
+    before = asyncio.run(visual_gen.get_stats_async())
+
+    def interrupted(self, timeout=None):
+        assert reached.wait(LONG)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VisualGenResult, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            visual_gen.generate(inputs, image())
+    assert asyncio.run(visual_gen.get_stats_async())["queued"] == 0
+    go.set()
+    assert visual_gen.generate("a", image()).image is not None
+    after = asyncio.run(visual_gen.get_stats_async())
+    assert after["cancelled"] - before["cancelled"] == len(inputs)
+    assert after["completed"] - before["completed"] == 1
+
+
 def test_what_the_checkpoint_offers_is_described(visual_gen):
     defaults = visual_gen.default_params
     assert (defaults.height, defaults.max_sequence_length) == (None, 4096)

@@ -13,6 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from tensorrt_llm._torch.visual_gen.checkpoints.config_values import (
+    FLAG,
+    NUMBER,
+    POSITIVE_INTEGER,
+    POSITIVE_NUMBER,
+    Rule,
+    check_values,
+    list_of,
+    or_null,
+)
 from tensorrt_llm._torch.visual_gen.checkpoints.layout import missing_descriptions
 from tensorrt_llm._torch.visual_gen.checkpoints.problems import (
     MISSING,
@@ -24,6 +34,41 @@ from tensorrt_llm._torch.visual_gen.checkpoints.safetensors_folder import Safete
 from tensorrt_llm._utils import describe_error
 
 _SCHEDULERS = ("UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler")
+# What of a component's configuration this package computes with.
+_SCHEDULER_RULES = {
+    "num_train_timesteps": POSITIVE_INTEGER,
+    "solver_order": POSITIVE_INTEGER,
+    "flow_shift": POSITIVE_NUMBER,
+    "shift": POSITIVE_NUMBER,
+    "sigma_min": or_null(POSITIVE_NUMBER),
+    "sigma_max": or_null(POSITIVE_NUMBER),
+    "use_karras_sigmas": FLAG,
+}
+_VAE_RULES = {
+    "z_dim": POSITIVE_INTEGER,
+    "base_dim": POSITIVE_INTEGER,
+    "decoder_base_dim": or_null(POSITIVE_INTEGER),
+    "dim_mult": list_of(POSITIVE_INTEGER),
+    "num_res_blocks": POSITIVE_INTEGER,
+    "temperal_downsample": list_of(FLAG),
+    "in_channels": POSITIVE_INTEGER,
+    "out_channels": POSITIVE_INTEGER,
+    "patch_size": or_null(POSITIVE_INTEGER),
+    "latents_mean": list_of(NUMBER),
+    "latents_std": list_of(POSITIVE_NUMBER),
+}
+_SOUND_RULES = {
+    "sampling_rate": POSITIVE_INTEGER,
+    "vocoder_input_dim": POSITIVE_INTEGER,
+    "hop_size": or_null(POSITIVE_INTEGER),
+    "dec_dim": POSITIVE_INTEGER,
+    "dec_c_mults": list_of(POSITIVE_INTEGER),
+    "dec_strides": list_of(POSITIVE_INTEGER),
+    "dec_out_channels": POSITIVE_INTEGER,
+}
+# Pixels and frames of one latent cell, on which sizes and lengths of requests are built
+# (cosmos3.md B.2).
+_VAE_FACTORS = {"space": 16, "time": 4}
 
 
 def read_json(path: Path) -> Any:
@@ -53,7 +98,8 @@ def read_scheduler(root: Path) -> Any:
     """The checkpoint's scheduler object; UniPC where an older file names no class.
 
     Raises:
-        ValueError: a scheduler of another family, or a configuration that can't be read.
+        ValueError: a scheduler of another family, values without sense, or a configuration that
+            can't be read.
     """
     import diffusers
 
@@ -68,9 +114,12 @@ def read_scheduler(root: Path) -> Any:
                 where=f"{path}, _class_name",
                 expected=f"one of {_SCHEDULERS}",
                 found=repr(name),
-                remedy="use the checkpoint's own scheduler folder",
+                remedy="restore the scheduler folder that was published with the checkpoint",
             )
         )
+    if isinstance(config, dict):
+        check_values(config, _SCHEDULER_RULES, path)
+        _check_sigmas(config, path)
     try:
         return getattr(diffusers, name).from_pretrained(folder)
     except Exception as error:  # whatever diffusers makes of bad fields
@@ -100,8 +149,28 @@ def plan_vae(root: Path) -> nn.Module:
 
     Raises:
         ValueError: a configuration that can't be used; all missing tensors and wrong shapes.
+        NotImplementedError: a VAE of another compression than the family's.
     """
-    return _plan_module(root / "vae", "AutoencoderKLWan")
+    folder = root / "vae"
+    vae = _plan_module(folder, "AutoencoderKLWan", _VAE_RULES)
+    config, path = vae.config, folder / "config.json"
+    statistics = {name: getattr(config, name) for name in ("latents_mean", "latents_std")}
+    check_values(statistics, dict.fromkeys(statistics, list_of(NUMBER, config.z_dim)), path)
+    found = {
+        "space": 2 ** (len(config.dim_mult) - 1) * (config.patch_size or 1),
+        "time": 2 ** sum(config.temperal_downsample),
+    }
+    if found != _VAE_FACTORS:
+        raise NotImplementedError(
+            describe_error(
+                "A VAE of this compression is not supported",
+                where=f"{path}, dim_mult, patch_size and temperal_downsample",
+                expected=f"{_VAE_FACTORS['space']} pixels and {_VAE_FACTORS['time']} frames a cell",
+                found=f"{found['space']} pixels and {found['time']} frames",
+                remedy="use the vae folder that was published with the checkpoint",
+            )
+        )
+    return vae
 
 
 def plan_sound_tokenizer(root: Path) -> nn.Module | None:
@@ -112,20 +181,40 @@ def plan_sound_tokenizer(root: Path) -> nn.Module | None:
     folder = root / "sound_tokenizer"
     if not folder.is_dir():
         return None
-    return _plan_module(folder, "Cosmos3AVAEAudioTokenizer", optional="encoder.")
+    return _plan_module(folder, "Cosmos3AVAEAudioTokenizer", _SOUND_RULES, optional="encoder.")
 
 
-def _plan_module(folder: Path, class_name: str, optional: str | None = None) -> nn.Module:
+def _check_sigmas(config: dict[str, Any], path: Path) -> None:
+    """Raise ValueError where the schedule's noise levels run the wrong way."""
+    low, high = config.get("sigma_min"), config.get("sigma_max")
+    if low is not None and high is not None and low >= high:
+        raise ValueError(
+            describe_error(
+                "The scheduler's noise levels run the wrong way",
+                where=f"{path}, sigma_min and sigma_max",
+                expected="sigma_min below sigma_max",
+                found=f"{low} and {high}",
+                remedy="restore this file from the published checkpoint",
+            )
+        )
+
+
+def _plan_module(
+    folder: Path, class_name: str, rules: dict[str, Rule], optional: str | None = None
+) -> nn.Module:
     """Tensors that the model has no place for do no harm and are left alone, as diffusers does.
 
     Args:
         folder: Holds config.json and the weights.
         class_name: Of diffusers.
+        rules: What its configuration's values have to be.
         optional: Names with this prefix may all be missing.
     """
     import diffusers
 
     config = read_json(folder / "config.json")
+    if isinstance(config, dict):
+        check_values(config, rules, folder / "config.json")
     weights = SafetensorsFolder(folder)
     try:
         with torch.device("meta"), warnings.catch_warnings():
@@ -159,6 +248,6 @@ def _unreadable(path: Path, expected: str, error: Exception) -> ValueError:
             where=path,
             expected=expected,
             found=f"{type(error).__name__}: {error}",
-            remedy="download it again",
+            remedy="restore it from the published checkpoint",
         )
     )

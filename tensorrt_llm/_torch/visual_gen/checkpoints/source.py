@@ -73,7 +73,9 @@ def resolve_source(model: str | None, revision: str | None) -> CheckpointSource:
                 where="VisualGenArgs.model",
                 expected="a folder in the diffusers layout, or a Hub id",
                 found=repr(model),
-                remedy="correct the name, or pass a local folder",
+                remedy=(
+                    "set model to a checkpoint folder, or to a Hub id such as nvidia/Cosmos3-Nano"
+                ),
             )
         )
     folder = Path(model).expanduser()
@@ -161,7 +163,7 @@ def _explain(error: Exception, where: str, snapshot: Path | None) -> Exception:
                 where=where,
                 expected="an existing folder, or a Hub id of the form owner/name",
                 found=_first_line(error),
-                remedy="correct the name, or pass a local folder",
+                remedy="check the spelling: a folder of this machine, or owner/name",
             )
         )
     if isinstance(error, errors.GatedRepoError):
@@ -182,8 +184,10 @@ def _explain(error: Exception, where: str, snapshot: Path | None) -> Exception:
                 where=where,
                 expected="a folder, or a repository that this account can read",
                 found="neither",
-                remedy="correct the name; for a private repository log in with `hf auth login` or "
-                "set HF_TOKEN",
+                remedy=(
+                    "correct the name; for a private repository log in with `hf auth login` or "
+                    "set HF_TOKEN"
+                ),
             )
         )
     if isinstance(error, errors.RevisionNotFoundError):

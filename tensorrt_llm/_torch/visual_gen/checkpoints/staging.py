@@ -142,6 +142,9 @@ def _check(code: object, call: str, size: int | None) -> None:
                 where=call if size is None else f"{call} of {size} bytes",
                 expected="CUDA status 0",
                 found=f"status {int(code)}",
-                remedy="free host memory, or see to the driver",
+                remedy=(
+                    "free host memory and load again; if that fails too, check the driver with "
+                    "nvidia-smi"
+                ),
             )
         )

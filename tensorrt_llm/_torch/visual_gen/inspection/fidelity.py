@@ -154,7 +154,18 @@ def read_weight_scale(weights: Mapping[str, torch.Tensor], name: str) -> float:
     keys = [key for key in (*SCALE_KEYS, *MODELOPT_KEYS) if f"{name}.{key}" in weights]
     scale, _ = resolve_fp8_scales({key: weights[f"{name}.{key}"] for key in keys}, name)
     if scale is None:
-        raise ValueError(describe_error("An FP8 weight has no scale", where=name, found=keys))
+        raise ValueError(
+            describe_error(
+                "An FP8 weight has no scale",
+                where=name,
+                expected="weight_scale, or ModelOpt's weight_quantizer._amax",
+                found=f"scale keys {keys}",
+                remedy=(
+                    "export the checkpoint again with its scales, or download the shard that "
+                    "holds them"
+                ),
+            )
+        )
     return scale.item()
 
 
@@ -234,7 +245,10 @@ def _cost(counts: torch.Tensor, shard: Shard, max_scale: float) -> tuple[float, 
                 where=f"{shard.name}.weight",
                 expected="finite float8_e4m3fn codes",
                 found=f"{int(counts[calibrated.isnan()].sum())} NaN codes",
-                remedy="export the checkpoint again",
+                remedy=(
+                    "download this shard again; if it was exported so, export it from weights "
+                    "that are finite"
+                ),
             )
         )
     times = counts[present].double()

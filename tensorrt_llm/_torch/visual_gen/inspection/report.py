@@ -201,7 +201,7 @@ def _request(contents: Contents, params: VisualGenParams) -> ResolvedRequest:
                     where="guidance",
                     expected="1, since its steps have no guidance",
                     found=params.guidance_scale,
-                    remedy="name a request that the checkpoint can run",
+                    remedy="leave --guidance out, or give 1",
                 )
             )
         params = params.model_copy(update={"guidance_scale": 1.0})

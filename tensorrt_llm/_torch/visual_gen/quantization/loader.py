@@ -103,7 +103,8 @@ class DynamicLinearWeightLoader:
         labels = self._shard_labels(name, len(weight_dicts))
         for label, shard in zip(labels, weight_dicts, strict=True):
             if "weight" not in shard:
-                _refuse("A weight is missing", f"{label}.weight", "weight", sorted(shard))
+                remedy = "load the checkpoint's file that holds this weight beside the others"
+                _refuse("A weight is missing", f"{label}.weight", "weight", sorted(shard), remedy)
         fp8 = _built_for_fp8(module)
         if fp8 is None:
             self._refuse_unknown_destination(module, labels, weight_dicts)
@@ -151,6 +152,7 @@ class DynamicLinearWeightLoader:
             label,
             "a Linear, or a module with a floating-point parameter named weight",
             type(module).__name__,
+            "pass the linear itself, not the module around it",
         )
 
     def _fp8_shards(
@@ -165,7 +167,10 @@ class DynamicLinearWeightLoader:
                 _refuse_unquantized(label, shard["weight"])
             if dtype not in HIGH_PRECISION:
                 expected = "float8_e4m3fn, or float32, bfloat16 or float16, for all shards alike"
-                _refuse("A weight has a dtype that can't be loaded", label, expected, dtypes)
+                remedy = "store all shards of this linear in one of these dtypes"
+                _refuse(
+                    "A weight has a dtype that can't be loaded", label, expected, dtypes, remedy
+                )
         return _quantized_here(module, labels, weight_dicts)
 
 
@@ -189,6 +194,7 @@ def _stored_fp8(label: str, shard: WeightDict) -> WeightDict:
             f"{label}.weight_scale",
             "weight_scale, or ModelOpt's weight_quantizer._amax",
             f"keys {sorted(shard)}",
+            "take the scale from the file that holds the weight; a rename has to cover both",
         )
     resolved = _without_scales(label, shard, consumed=_QUANT_KEYS)
     resolved["weight_scale"] = weight_scale
@@ -248,6 +254,7 @@ def _without_scales(
             f"{label}: {', '.join(sorted(unknown))}",
             f"weight, bias{''.join(f', {key}' for key in sorted(consumed))}",
             f"a {shard['weight'].dtype} weight with keys {sorted(shard)}",
+            "use the quantization_config of this checkpoint, or leave these tensors out",
         )
     return {key: tensor for key, tensor in shard.items() if key in ("weight", "bias")}
 
@@ -260,6 +267,7 @@ def _fill_plain_module(module: nn.Module, shards: Sequence[WeightDict]) -> None:
             type(module).__name__,
             f"one dict with {sorted(parameters)}",
             [sorted(shard) for shard in shards],
+            "pass the tensors that this module has, each under its own name",
         )
     for key, parameter in parameters.items():
         check_weight(shards[0][key], parameter, key)
@@ -280,10 +288,7 @@ def _refuse_unquantized(label: str, weight: torch.Tensor) -> NoReturn:
     )
 
 
-def _refuse(
-    what: str, where: str, expected: object, found: object, remedy: str | None = None
-) -> NoReturn:
-    remedy = remedy or "load a checkpoint whose tensors and quantization_config belong together"
+def _refuse(what: str, where: str, expected: object, found: object, remedy: str) -> NoReturn:
     raise ValueError(
         describe_error(what, where=where, expected=expected, found=found, remedy=remedy)
     )

@@ -25,6 +25,9 @@ _UNSUPPORTED_KEYS = (
     "pre_quant_scale",
 )
 
+_OTHER_CHECKPOINT = "use a ModelOpt FP8 checkpoint with per-tensor scales, or a 16-bit one"
+_NO_BOOLEAN = "write true or false without quotes"
+
 Flags = tuple[bool, bool]
 """(weights are quantised while loading, activations take their scale from each input)."""
 
@@ -36,23 +39,32 @@ def parse_quant_recipe(
     if recipe is None:
         return QuantConfig(), None, False, False
     if not isinstance(recipe, Mapping):
-        _refuse("The quantisation recipe is no mapping", None, "a mapping", type(recipe).__name__)
+        _refuse(
+            "The quantisation recipe is no mapping",
+            None,
+            "a mapping",
+            type(recipe).__name__,
+            'pass a dict such as {"quant_algo": "FP8"}, or None',
+        )
     _refuse_unsupported_keys(recipe)
     excluded = _excluded_modules(recipe)
     groups = recipe.get("config_groups")
     if recipe.get("quant_algo") is None:
         if groups is not None:
-            _refuse("The recipe has groups and no algorithm", "quant_algo", "FP8", None)
+            remedy = "add quant_algo FP8 beside config_groups"
+            _refuse("The recipe has groups and no algorithm", "quant_algo", "FP8", None, remedy)
         # ModelOpt writes such a config, without an algorithm, when nothing was quantised.
         return QuantConfig(), None, False, False
     config = QuantConfig(quant_algo=_algorithm(recipe["quant_algo"]), exclude_modules=excluded)
     if groups is None:
         if not recipe.get("dynamic", True):
-            _refuse("A static recipe needs its groups", "dynamic", "config_groups", recipe)
+            remedy = "restore config_groups, or set dynamic true to quantise while loading"
+            _refuse("A static recipe needs its groups", "dynamic", "config_groups", recipe, remedy)
         # No groups, so no calibrated input scale either: activations are dynamic too.
         return config, None, True, True
     if recipe.get("dynamic"):
-        _refuse("dynamic contradicts config_groups", "dynamic", "one of the two", recipe)
+        remedy = "remove dynamic: each quantiser of a group has its own"
+        _refuse("dynamic contradicts config_groups", "dynamic", "one of the two", recipe, remedy)
     weights_dynamic, activations_dynamic = _group_flags(groups)
     return config, None, weights_dynamic, activations_dynamic
 
@@ -70,7 +82,8 @@ def _refuse_unsupported_keys(recipe: Mapping[str, Any]) -> None:
         if not _says_nothing(recipe.get(key)):
             _refuse(f"{key} is not supported", key, "no such key", repr(recipe[key]))
     if not isinstance(recipe.get("dynamic", False), bool):
-        _refuse("dynamic is no boolean", "dynamic", "true or false", repr(recipe["dynamic"]))
+        found = repr(recipe["dynamic"])
+        _refuse("dynamic is no boolean", "dynamic", "true or false", found, _NO_BOOLEAN)
 
 
 def _algorithm(name: object) -> QuantAlgo:
@@ -93,7 +106,8 @@ def _excluded_modules(recipe: Mapping[str, Any]) -> list[str] | None:
     for key in ("ignore", "exclude_modules"):
         value = recipe.get(key) or []
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            _refuse(f"{key} is no list of names", key, "a list of strings", repr(value))
+            remedy = "write the names as a list of strings, or leave the key out"
+            _refuse(f"{key} is no list of names", key, "a list of strings", repr(value), remedy)
         patterns += value
     return patterns or None
 
@@ -101,7 +115,11 @@ def _excluded_modules(recipe: Mapping[str, Any]) -> list[str] | None:
 def _group_flags(groups: object) -> Flags:
     if not isinstance(groups, Mapping) or not groups:
         _refuse(
-            "config_groups names no group", "config_groups", "a mapping of groups", repr(groups)
+            "config_groups names no group",
+            "config_groups",
+            "a mapping of groups",
+            repr(groups),
+            "restore config_groups, or remove it to quantise while loading",
         )
     flags = {name: _flags_of_group(name, group) for name, group in groups.items()}
     if len(set(flags.values())) > 1:
@@ -117,7 +135,8 @@ def _group_flags(groups: object) -> Flags:
 def _flags_of_group(name: str, group: object) -> Flags:
     where = f"config_groups.{name}"
     if not isinstance(group, Mapping):
-        _refuse("A config group is no mapping", where, "a mapping", repr(group))
+        remedy = "restore the group as ModelOpt exported it"
+        _refuse("A config group is no mapping", where, "a mapping", repr(group), remedy)
     for key, value in group.items():
         if key not in ("weights", "input_activations", "targets") and not _says_nothing(value):
             _refuse(f"{key} of a config group is not supported", where, "no such key", repr(value))
@@ -153,7 +172,8 @@ def _is_dynamic(spec: object, where: str) -> bool:
         )
     dynamic = spec.get("dynamic", False)
     if not isinstance(dynamic, bool):
-        _refuse("dynamic is no boolean", f"{where}.dynamic", "true or false", repr(dynamic))
+        where = f"{where}.dynamic"
+        _refuse("dynamic is no boolean", where, "true or false", repr(dynamic), _NO_BOOLEAN)
     harmless = {"num_bits": (8,), "type": ("float",), "dynamic": (True, False)}
     harmless |= {"strategy": ("tensor",), "symmetric": (True,)}
     for key, value in spec.items():
@@ -176,13 +196,15 @@ def _says_nothing(value: object) -> bool:
     return value is None or value is False or value == {} or value == []
 
 
-def _refuse(what: str, key: str | None, expected: object, found: object) -> NoReturn:
+def _refuse(
+    what: str, key: str | None, expected: object, found: object, remedy: str = _OTHER_CHECKPOINT
+) -> NoReturn:
     raise ValueError(
         describe_error(
             what,
             where="quantization_config" if key is None else f"quantization_config.{key}",
             expected=expected,
             found=found,
-            remedy="use a ModelOpt FP8 checkpoint with per-tensor scales, or a 16-bit one",
+            remedy=remedy,
         )
     )

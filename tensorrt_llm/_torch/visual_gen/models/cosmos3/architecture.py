@@ -9,9 +9,37 @@ compute. Every later part takes its sizes from here and from nowhere else.
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
 
+from tensorrt_llm._torch.visual_gen.checkpoints.config_values import (
+    FLAG,
+    NATURAL_NUMBER,
+    POSITIVE_INTEGER,
+    POSITIVE_NUMBER,
+    Rule,
+    check_values,
+    list_of,
+)
 from tensorrt_llm._utils import describe_error
 
 _CONFIG_FILE = "transformer/config.json"
+_SIZES = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "intermediate_size", "vocab_size", "latent_channel", "latent_patch_size"),
+    *("patch_latent_dim", "sound_dim"),
+)
+_NUMBERS = ("rms_norm_eps", "rope_theta", "timestep_scale", "base_fps", "sound_latent_fps")
+_FLAGS = (
+    *("attention_bias", "enable_fps_modulation", "unified_3d_mrope_reset_spatial_ids"),
+    "sound_gen",
+)
+_RULES = {
+    **dict.fromkeys(_SIZES, POSITIVE_INTEGER),
+    **dict.fromkeys(_NUMBERS, POSITIVE_NUMBER),
+    **dict.fromkeys(_FLAGS, FLAG),
+    "unified_3d_mrope_temporal_modality_margin": NATURAL_NUMBER,
+    "rope_axes_dim": list_of(POSITIVE_INTEGER, 3),
+    "rope_scaling": Rule("an object", lambda value: isinstance(value, dict)),
+}
+_NOT_FAMILY = "load a Cosmos3 Nano or Super checkpoint: no other family is built here"
 
 # Values that change the mathematics. Each is checked only where the file names it: newer
 # conversions leave some of them out (NVIDIA/TensorRT-LLM PR 16563).
@@ -69,28 +97,40 @@ class Cosmos3Architecture:
 
         Raises:
             NotImplementedError: the file asks for mathematics that is not built (the Edge family's
-                squared ReLU, another position embedding, ...).
-            ValueError: sizes that contradict each other.
+                backbone or squared ReLU, another position embedding, ...).
+            ValueError: values of another type or without sense, sizes that contradict each other.
         """
-        values = vars(config)
+        values = {name: value for name, value in vars(config).items() if value is not None}
+        if "backbone_type" in values:
+            raise NotImplementedError(
+                describe_error(
+                    "This Cosmos3 variant is not supported: it names a backbone",
+                    where=f"{_CONFIG_FILE}, backbone_type",
+                    expected="no such field, as for Nano and Super",
+                    found=repr(values["backbone_type"]),
+                    remedy=_NOT_FAMILY,
+                )
+            )
         for name, required in _REQUIRED_VALUES.items():
-            found = values.get(name)
-            if found is not None and found != required:
+            found = values.get(name, required)
+            if found != required:
                 raise NotImplementedError(
                     describe_error(
                         f"This Cosmos3 variant is not supported: {name}={found!r}",
                         where=f"{_CONFIG_FILE}, {name}",
                         expected=repr(required),
                         found=repr(found),
-                        remedy="use a Cosmos3 Nano or Super checkpoint",
+                        remedy=_NOT_FAMILY,
                     )
                 )
-        known = {f.name: values[f.name] for f in fields(cls) if values.get(f.name) is not None}
-        known["rope_axes_dim"] = tuple(
-            values.get("rope_axes_dim")
-            or (values.get("rope_scaling") or {}).get("mrope_section")
-            or cls.rope_axes_dim
-        )
+        check_values(values, _RULES, _CONFIG_FILE)
+        known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        axes = values.get("rope_axes_dim") or values.get("rope_scaling", {}).get("mrope_section")
+        if axes is not None:
+            section = {"rope_scaling.mrope_section": axes}
+            rules = dict.fromkeys(section, _RULES["rope_axes_dim"])
+            check_values(section, rules, _CONFIG_FILE)
+            known["rope_axes_dim"] = tuple(axes)
         architecture = cls(**known)
         architecture._check(values.get("patch_latent_dim"))
         return architecture
@@ -130,6 +170,9 @@ class Cosmos3Architecture:
                         where=f"{_CONFIG_FILE}, {name}",
                         expected=expected,
                         found=found,
-                        remedy="download the checkpoint's configuration again",
+                        remedy=(
+                            "restore transformer/config.json from the published checkpoint, "
+                            "whose sizes agree"
+                        ),
                     )
                 )

@@ -29,7 +29,10 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.source_following import (
     resolve_frame_rate,
     resolve_size,
 )
-from tensorrt_llm._torch.visual_gen.models.cosmos3.violations import Violations
+from tensorrt_llm._torch.visual_gen.models.cosmos3.violations import (
+    MAX_GUIDANCE_SCALE,
+    Violations,
+)
 from tensorrt_llm.visual_gen.params import VisualGenParams
 
 if TYPE_CHECKING:
@@ -141,6 +144,9 @@ DEFAULTS: Mapping[tuple[str, str], Mapping[str, TaskDefaults]] = {
 }
 _NO_GUIDANCE = "none with guidance_scale <= 1, where it has no effect"
 _NO_SCHEDULE = "none with a 4-step build, whose schedule is fixed"
+_GUIDANCE_REMEDY = "leave what guides out, or raise guidance_scale above 1"
+_DISTILLED_REMEDY = "leave out what a 4-step build has fixed, or load a base build"
+_ONE_OF_BOTH = "give output_type or num_frames, one of them says it"
 
 
 def task_defaults(traits: "CheckpointTraits") -> dict[str, dict[str, Any]]:
@@ -199,7 +205,8 @@ def resolve_request(
     task = _choose_task(params, extra.get("output_type"), check)
     rows = DEFAULTS[traits.family, traits.build]
     if task not in rows:
-        check.add("task", f"{' or '.join(rows)}, which this 4-step build serves", task)
+        expected = f"{' or '.join(rows)}, which this 4-step build serves"
+        check.add("task", expected, task, "ask for one of these, or load a base build")
     row = rows.get(task) or _BASE[task]
 
     def value(name: str) -> Any:
@@ -214,13 +221,16 @@ def resolve_request(
     num_frames = math.ceil((num_frames - 1) / TEMPORAL_FACTOR) * TEMPORAL_FACTOR + 1
     if height * width * num_frames > MAX_PIXELS:
         found = f"{height} * {width} * {num_frames} = {height * width * num_frames}"
-        check.add("height * width * num_frames", f"at most {MAX_PIXELS}", found)
+        remedy = "ask for a smaller size or fewer frames"
+        check.add("height * width * num_frames", f"at most {MAX_PIXELS}", found, remedy)
     images = check.integer(
         "num_images_per_prompt", _or_default(params.num_images_per_prompt, 1), 1, MAX_IMAGES
     )
     if images > 1 and task != "text_to_image":
-        check.add("num_images_per_prompt", "1 for a video", images)
-    guidance_scale = check.number("guidance_scale", value("guidance_scale"), 0.0)
+        remedy = "send a request for each video"
+        check.add("num_images_per_prompt", "1 for a video", images, remedy)
+    guidance_scale = value("guidance_scale")
+    guidance_scale = check.number("guidance_scale", guidance_scale, 0.0, MAX_GUIDANCE_SCALE)
     steps = _or_default(params.num_inference_steps, _steps(row, traits))
     steps = check.integer("num_inference_steps", steps, 1, MAX_STEPS)
     if traits.fixed_sigmas is not None:
@@ -236,7 +246,8 @@ def resolve_request(
     frame_rate = params.frame_rate
     if task == "text_to_image":
         if frame_rate is not None:
-            check.add("frame_rate", "none for an image, which has no rate", frame_rate)
+            expected, remedy = "none for an image, which has no rate", "leave frame_rate out"
+            check.add("frame_rate", expected, frame_rate, remedy)
     else:
         frame_rate = resolve_frame_rate(
             frame_rate, params.num_frames, row.frame_rate, source, check
@@ -296,17 +307,21 @@ def _choose_task(params: VisualGenParams, output_type: Any, check: Violations) -
         output_type = check.choice("extra_params.output_type", output_type, ("image", "video"))
     wants_image = output_type == "image" or (output_type is None and one_frame)
     if output_type == "image" and num_frames is not None and not one_frame:
-        check.add("num_frames", "1 or nothing with output_type 'image'", num_frames)
+        expected = "1 or nothing with output_type 'image'"
+        check.add("num_frames", expected, num_frames, _ONE_OF_BOTH)
     elif output_type == "video" and one_frame:
-        check.add("num_frames", "2 or more with output_type 'video'", num_frames)
+        expected = "2 or more with output_type 'video'"
+        check.add("num_frames", expected, num_frames, _ONE_OF_BOTH)
     references = [
         name for name in ("image_reference", "video_reference") if getattr(params, name) is not None
     ]
     if len(references) == 2:
-        check.add(" and ".join(references), "one of them", "both")
+        remedy = "choose the reference to start from, and leave the other out"
+        check.add(" and ".join(references), "one of them", "both", remedy)
     if wants_image:
         for name in references:
-            check.add(name, "none for an image, which is made from text alone", "a reference")
+            expected = "none for an image, which is made from text alone"
+            check.add(name, expected, "a reference", "leave the reference out, or ask for a video")
         return "text_to_image"
     if not references:
         return "text_to_video"
@@ -329,12 +344,14 @@ def _check_distilled(
     """A distilled build was trained for its own noise levels without guidance (cosmos3.md E.1)."""
     count = len(traits.fixed_sigmas)
     if steps != count:
-        check.add("num_inference_steps", f"{count}, what this 4-step build was trained for", steps)
+        expected = f"{count}, what this 4-step build was trained for"
+        check.add("num_inference_steps", expected, steps, _DISTILLED_REMEDY)
     if guidance_scale != 1.0:
         expected = "1.0, since a 4-step build has no guidance"
-        check.add("guidance_scale", expected, guidance_scale)
+        check.add("guidance_scale", expected, guidance_scale, _DISTILLED_REMEDY)
     if "flow_shift" in extra:
-        check.add("extra_params.flow_shift", _NO_SCHEDULE, extra["flow_shift"])
+        given = extra["flow_shift"]
+        check.add("extra_params.flow_shift", _NO_SCHEDULE, given, _DISTILLED_REMEDY)
 
 
 def _resolve_audio(
@@ -342,10 +359,12 @@ def _resolve_audio(
 ) -> bool:
     wanted = flag(extra, "enable_audio", False, check)
     if wanted and task == "text_to_image":
-        check.add("extra_params.enable_audio", "False for an image", wanted)
+        remedy = "leave enable_audio out, or ask for a video"
+        check.add("extra_params.enable_audio", "False for an image", wanted, remedy)
     elif wanted and not traits.has_sound:
         expected = "False with this checkpoint, which makes no sound"
-        check.add("extra_params.enable_audio", expected, wanted)
+        remedy = "leave enable_audio out, or load a checkpoint with sound"
+        check.add("extra_params.enable_audio", expected, wanted, remedy)
     return wanted
 
 
@@ -368,7 +387,8 @@ def _resolve_guidance(
             interval, default_interval
         )
     if negative_prompt:
-        check.add("negative_prompt", _NO_GUIDANCE, "text")
+        check.add("negative_prompt", _NO_GUIDANCE, "text", _GUIDANCE_REMEDY)
     if interval is not None:
-        check.add("extra_params.guidance_interval", _NO_GUIDANCE, interval)
+        name = "extra_params.guidance_interval"
+        check.add(name, _NO_GUIDANCE, interval, _GUIDANCE_REMEDY)
     return "", None

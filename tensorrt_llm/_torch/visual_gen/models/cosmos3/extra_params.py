@@ -9,6 +9,7 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.violations import MAX_TIMESTE
 from tensorrt_llm.visual_gen.params import ExtraParamSchema
 
 MIN_FLOW_SHIFT, MAX_FLOW_SHIFT = 0.01, 100.0
+_NO_CLIP_REMEDY = "give a video_reference, or leave the options for one out"
 
 EXTRA_PARAMS: Mapping[str, ExtraParamSchema] = {
     "output_type": ExtraParamSchema(
@@ -75,11 +76,13 @@ def given_extra_params(extra: Any, check: Violations) -> dict[str, Any]:
     if extra is None:
         return {}
     if not isinstance(extra, Mapping):
-        check.add("extra_params", "a dictionary", extra)
+        remedy = 'give options by name, {"flow_shift": 5} for instance'
+        check.add("extra_params", "a dictionary", extra, remedy)
         return {}
     for name in extra:
         if name not in EXTRA_PARAMS:
-            check.add("extra_params", f"one of {', '.join(EXTRA_PARAMS)}", name)
+            expected = f"one of {', '.join(EXTRA_PARAMS)}"
+            check.add("extra_params", expected, name, "correct the option's name, or leave it out")
     return {name: value for name, value in extra.items() if value is not None}
 
 
@@ -101,7 +104,7 @@ def condition_indexes(
         return default
     name = "extra_params.condition_video_latent_indexes"
     if task != "video_to_video":
-        check.add(name, "none without a video_reference", given)
+        check.add(name, "none without a video_reference", given, _NO_CLIP_REMEDY)
         return ()
     return check.indexes(name, given, latent_frames(num_frames))
 
@@ -112,5 +115,5 @@ def condition_keep(extra: dict[str, Any], task: str, check: Violations) -> str:
     if given is None:
         return "first"
     if task != "video_to_video":
-        check.add(name, "none without a video_reference", given)
+        check.add(name, "none without a video_reference", given, _NO_CLIP_REMEDY)
     return check.choice(name, given, ("first", "last")) or "first"

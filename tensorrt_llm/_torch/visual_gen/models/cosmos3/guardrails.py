@@ -203,7 +203,9 @@ def guard_pixels(
                     where=f"result {index}",
                     expected=f"{frames.dtype} {tuple(frames.shape)}",
                     found=f"{safe.dtype} {tuple(safe.shape)}",
-                    remedy="change the prompt",
+                    remedy=(
+                        "install another release of cosmos-guardrail, or set use_guardrails False"
+                    ),
                 )
             )
         checked.append(safe)
@@ -217,6 +219,6 @@ def _blocked(where: str, error: RequestBlockedError) -> RequestBlockedError:
             where=where,
             expected="content within the model's license",
             found=error,
-            remedy="ask for something else",
+            remedy="reword the prompt, or generate with another seed",
         )
     )

@@ -140,7 +140,7 @@ def _tokenize(tokenizer: Any, text: str, system_prompt: str | None) -> tuple[int
                 where="text_tokenizer",
                 expected=f"an end-of-text token and {_START_OF_GENERATION}",
                 found=f"{end} and {start}",
-                remedy="use the tokenizer that was published with the checkpoint",
+                remedy="restore the checkpoint's text_tokenizer folder as it was published",
             )
         )
     return (*encoded["input_ids"], end, start)

@@ -215,7 +215,7 @@ class Cosmos3SamplingPolicy:
                     where="scheduler",
                     expected="UniPCMultistepScheduler or FlowMatchEulerDiscreteScheduler",
                     found=type(scheduler).__name__,
-                    remedy="use the scheduler that was published with the checkpoint",
+                    remedy="pass the scheduler that the checkpoint's scheduler folder describes",
                 )
             )
         if config.get(_FIXED_STEPS):
@@ -247,7 +247,7 @@ class Cosmos3SamplingPolicy:
                         where="flow_shift",
                         expected="None with a distilled build",
                         found=flow_shift,
-                        remedy="use the scheduler that was published with the checkpoint",
+                        remedy="leave flow_shift out for a 4-step build",
                     )
                 )
             # Every other value that matters is the class's default: ``from_scheduler`` saw to it.
@@ -329,6 +329,6 @@ def _refuse_config(key: str, expected: object, found: object) -> None:
             where=f"scheduler/scheduler_config.json, {key}",
             expected=repr(expected),
             found=repr(found),
-            remedy="use the scheduler that was published with the checkpoint",
+            remedy="restore the checkpoint's published scheduler/scheduler_config.json",
         )
     )

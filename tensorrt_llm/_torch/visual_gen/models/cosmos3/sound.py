@@ -45,7 +45,10 @@ class SoundDecoder:
                         where=f"sound_tokenizer/config.json, {name}",
                         expected=f"{expected}, as transformer/config.json says",
                         found=found,
-                        remedy="use the folders that were published together",
+                        remedy=(
+                            "restore sound_tokenizer and transformer from one revision of the "
+                            "checkpoint"
+                        ),
                     )
                 )
 

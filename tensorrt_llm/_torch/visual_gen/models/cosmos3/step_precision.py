@@ -152,7 +152,10 @@ def _message(what: str, expected: object, found: object, field: str | None = Non
         where=_WHERE if field is None else f"{_WHERE}.{field}",
         expected=expected,
         found=repr(found),
-        remedy="use a checkpoint with a policy of schema 1, or correct its config.json",
+        remedy=(
+            "copy runtime.diffusion_step_policy from the published transformer/config.json, or "
+            "remove it to run every step natively"
+        ),
     )
 
 
@@ -184,7 +187,7 @@ def step_uses_high_precision(
                 where="step precision",
                 expected="the number of denoising steps, at least 1",
                 found=num_steps,
-                remedy="pass the length of the schedule",
+                remedy="pass the number of timesteps that the loop runs",
             )
         )
     if not 0 <= step_index < num_steps:

@@ -86,7 +86,7 @@ def test_a_scheduler_without_a_class_is_unipc_and_one_of_another_family_is_refus
         ("scheduler/scheduler_config.json", "{", read_scheduler),
         ("scheduler/scheduler_config.json", '{"solver_type": "none"}', read_scheduler),
         ("text_tokenizer/tokenizer.json", "{", read_tokenizer),
-        ("vae/config.json", '{"dim_mult": "many"}', plan_vae),
+        ("vae/config.json", '{"dropout": "much"}', plan_vae),
     ],
 )
 def test_what_a_library_can_not_read_is_a_value_error_with_its_path_and_cause(

@@ -62,7 +62,7 @@ BAD_VALUES = [
     ("num_inference_steps", [0, -1, 10**9, 1001, True, 2.0, "8"]),
     ("num_frames", [0, -3, 10**6, 1002, True, 17.0, "17"]),
     ("frame_rate", [0, -24, math.nan, math.inf, 121, True, "24", 10**400]),
-    ("guidance_scale", [-0.1, math.nan, math.inf, -math.inf, True, "6", 10**400]),
+    ("guidance_scale", [-0.1, 100.1, 1e9, math.nan, math.inf, -math.inf, True, "6", 10**400]),
     ("seed", [-1, 2**63, 2**64, True, 1.0, "1"]),
     ("max_sequence_length", [0, -1, 10**6, True, 4096.0]),
     ("num_images_per_prompt", [0, 11, True, 1.0]),
@@ -79,6 +79,14 @@ def test_a_bad_value_is_named_with_its_range(name, value):
     message = violations(**{name: value}, **image)
     assert f" {name}: expected " in message and ", found " in message
     assert len(message) < 400
+
+
+def test_guidance_has_a_finite_range_and_its_ends_are_in_it():
+    assert [resolve(guidance_scale=scale).guidance_scale for scale in (0, 100)] == [0.0, 100.0]
+    message = violations(guidance_scale=101, negative_prompt="blurry")
+    # Too much guidance is guidance: the negative prompt is not at fault.
+    assert "guidance_scale: expected a finite number from 0 to 100, found 101." in message
+    assert "negative_prompt" not in message
 
 
 BAD_EXTRA = [
