@@ -3,7 +3,8 @@
 #   make demo    an image and a clip from a tiny checkpoint with random weights
 #   make test    linters, documentation, tests
 #   make docs    the documentation alone; make clean removes what the others made
-# PYTHON chooses the interpreter, WORKERS the number of test processes.
+# PYTHON chooses the interpreter (another one than before makes .venv anew), WORKERS the number of
+# test processes.
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -19,11 +20,22 @@ SETUP := pyproject.toml setup.py constraints.txt tensorrt_llm/version.py
 INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 EXAMPLE := $(BIN)/python examples/visual_gen/models/cosmos3/cosmos3.py
 
-.PHONY: help demo test lint docs clean
+# The interpreter below any virtual environment. Asked for only where PYTHON is given: without it,
+# an environment that was made with a PYTHON of its own stays.
+IDENTITY := -c 'import os, sys; print(os.path.realpath(sys._base_executable), sys.version.split()[0])'
+ifneq ($(origin PYTHON),file)
+ifneq ($(wildcard $(BIN)/python),)
+ifneq ($(shell $(PYTHON) $(IDENTITY)),$(shell $(BIN)/python $(IDENTITY)))
+REBUILD := FORCE
+endif
+endif
+endif
+
+.PHONY: help demo test lint docs clean FORCE
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '2,6s/^# \{0,1\}//p' Makefile
+	@sed -n '2,7s/^# \{0,1\}//p' Makefile
 
 demo: $(BASE)
 	@mkdir -p demo_output
@@ -52,16 +64,16 @@ docs: $(FULL)
 clean:
 	rm -rf $(VENV) demo_output build docs/build *.egg-info
 
-$(BIN)/python:
+$(BIN)/python: $(REBUILD)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	  "Python >= 3.11 is needed, found " + sys.version.split()[0] + "; set PYTHON, as in: make PYTHON=python3.12 test")'
-	@echo "creating $(VENV) (the first time takes some minutes)"
-	@$(PYTHON) -m venv $(VENV)
+	@echo "creating $(VENV) with $(PYTHON) (the first time takes some minutes)"
+	@$(PYTHON) -m venv --clear $(VENV)
 
-$(BASE): $(SETUP) | $(BIN)/python
+$(BASE): $(SETUP) $(REBUILD) | $(BIN)/python
 	@$(INSTALL) -e '.[serve]'
 	@touch $@
 
-$(FULL): $(SETUP) | $(BIN)/python
+$(FULL): $(SETUP) $(REBUILD) | $(BIN)/python
 	@$(INSTALL) -e '.[test,docs]'
 	@touch $@ $(BASE)

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every test sees: GPU skips, the shared folder, and the option that runs one test list.
 
+A run ends with its failures; skipped tests are counted, a line for each reason.
+
 ``pytest --test-list l0_cpu`` runs exactly the tests that
 ``tests/integration/test_lists/test-db/l0_cpu.yml`` names; ``--test-list=PATH.yml`` takes a list
 from elsewhere (with ``=``: pytest would take a path of its own for a place to find tests).
 A list that names a file or a test that does not exist is a usage error, never a smaller run.
 """
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -80,6 +83,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         skip = pytest.mark.skip(reason="needs a CUDA device, and torch sees none")
         for item in gpu_items:
             item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests were skipped for each reason: a line for each test would bury the rest."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, (tuple, list))  # an expected failure has another kind
+    )
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"skipped {count}: {reason}")
 
 
 @pytest.fixture(scope="session")
