@@ -18,7 +18,7 @@ def check_wide_dtype(dtype: torch.dtype, where: str) -> None:
                 where=where,
                 expected="torch.bfloat16, torch.float16 or torch.float32",
                 found=dtype,
-                remedy="pass arguments of the expected kind",
+                remedy="cast with .to(torch.bfloat16), or ask for one of these as output dtype",
             )
         )
 
@@ -32,7 +32,7 @@ def check_e4m3(tensor: torch.Tensor, where: str) -> None:
                 where=where,
                 expected=FP8,
                 found=tensor.dtype,
-                remedy="pass arguments of the expected kind",
+                remedy="quantise it first with torch.ops.trtllm.quantize_e4m3_static",
             )
         )
 
@@ -46,7 +46,7 @@ def check_scale(scale: torch.Tensor, device: torch.device, where: str) -> None:
                 where=where,
                 expected="a 0-d torch.float32 tensor",
                 found=f"{scale.dtype} of shape {tuple(scale.shape)}",
-                remedy="pass arguments of the expected kind",
+                remedy="pass torch.tensor(scale, dtype=torch.float32), without a dimension",
             )
         )
     check_same_device(scale, device, where)
@@ -61,7 +61,7 @@ def check_same_device(tensor: torch.Tensor, device: torch.device, where: str) ->
                 where=where,
                 expected=device,
                 found=tensor.device,
-                remedy="pass arguments of the expected kind",
+                remedy="move it there with .to(device)",
             )
         )
 
@@ -102,7 +102,7 @@ def swiglu_out_dtype(
                     where=op,
                     expected=FP8,
                     found="no dtype",
-                    remedy="pass arguments of the expected kind",
+                    remedy="pass quant_type=torch.float8_e4m3fn, or leave quant_scale out",
                 )
             )
     elif dtype == FP8:
@@ -113,7 +113,7 @@ def swiglu_out_dtype(
                     where=op,
                     expected="a 0-d torch.float32 tensor",
                     found="no scale",
-                    remedy="pass arguments of the expected kind",
+                    remedy="pass the next linear's input_scale, or ask for a 16-bit output",
                 )
             )
     elif dtype not in WIDE_DTYPES:
@@ -123,7 +123,7 @@ def swiglu_out_dtype(
                 where=op,
                 expected=f"{FP8} with a scale, or torch.bfloat16, torch.float16 or torch.float32",
                 found=dtype,
-                remedy="pass arguments of the expected kind",
+                remedy="leave the dtype out: the output then has the input's",
             )
         )
     elif scale is not None:
@@ -133,7 +133,7 @@ def swiglu_out_dtype(
                 where=op,
                 expected=f"dtype {FP8}, or no scale",
                 found=f"dtype {dtype} with a scale",
-                remedy="pass arguments of the expected kind",
+                remedy="leave the scale out, or ask for torch.float8_e4m3fn",
             )
         )
     check_wide_dtype(source.dtype, op)
@@ -146,7 +146,7 @@ def swiglu_out_dtype(
                 where=op,
                 expected="a number >= 0",
                 found=limit,
-                remedy="pass arguments of the expected kind",
+                remedy="pass a limit of 0 or more, or None for no limit",
             )
         )
     return source.dtype if dtype is None else dtype
@@ -161,7 +161,9 @@ def check_gate_up(op: str, gate: torch.Tensor, up: torch.Tensor) -> None:
                 where=op,
                 expected=f"up of shape {tuple(gate.shape)}",
                 found=tuple(up.shape),
-                remedy="pass arguments of the expected kind",
+                remedy=(
+                    "take both from projections of equal width, or use the fused op on [gate, up]"
+                ),
             )
         )
     if gate.dtype != up.dtype:
@@ -171,7 +173,7 @@ def check_gate_up(op: str, gate: torch.Tensor, up: torch.Tensor) -> None:
                 where=op,
                 expected=f"up of {gate.dtype}",
                 found=up.dtype,
-                remedy="pass arguments of the expected kind",
+                remedy="cast one to the other's dtype",
             )
         )
     check_same_device(up, gate.device, f"{op}, up")
@@ -188,7 +190,7 @@ def fused_out_shape(op: str, x: torch.Tensor) -> tuple[int, ...]:
                 where=op,
                 expected="shape [..., 2I]",
                 found=tuple(x.shape),
-                remedy="pass arguments of the expected kind",
+                remedy="concatenate gate and up, equally wide, along the last dimension",
             )
         )
     check_contiguous(x, f"{op}, x")
@@ -214,7 +216,10 @@ def check_scaled_mm(
                 where=op,
                 expected="x [M, K] and weight [N, K]",
                 found=f"x {tuple(x.shape)} and weight {tuple(weight.shape)}",
-                remedy="pass arguments of the expected kind",
+                remedy=(
+                    "flatten x to two dimensions, and store the weight as [out features, in "
+                    "features]"
+                ),
             )
         )
     check_contiguous(x, f"{op}, x")

@@ -19,12 +19,9 @@ SwiGLU is computed in FP32: a = min(gate, limit), b = clamp(up, -limit, limit) w
 given, y = a * sigmoid(alpha * a) * (b + beta) with alpha 1.0 and beta 0.0 by default, then rounded
 to the output dtype, for FP8 after the static quantisation. Both forms give the same bits for the
 same numbers.
-
-Registered through ``torch.library.Library``: a call costs less there than through ``custom_op``.
 """
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -41,6 +38,7 @@ from tensorrt_llm._torch.custom_ops.op_arguments import (
     fused_out_shape,
     swiglu_out_dtype,
 )
+from tensorrt_llm._torch.custom_ops.registration import register_op
 from tensorrt_llm._utils import describe_error, get_sm_version
 
 _E4M3_MAX = 448.0  # the largest finite float8_e4m3fn
@@ -56,26 +54,31 @@ class _LaunchParams:
 
 # A block is a power of two and divisible by 32 * num_warps.
 _SILU_AND_MUL_2IN_LAUNCH_PARAMS: dict[int, _LaunchParams] = {
-    # H200, 88,320 x 12,288 from BF16, medians of benchmarks/results/ops_h200.json. To FP8: 1.24 ms
-    # at (2048, 4), 1.32 at (1024, 4), 1.55 at (1024, 8). To BF16: 1.48 ms at (1024, 4), 1.49 at
-    # (2048, 4) and (4096, 8).
-    90: _LaunchParams(fp8_output=(2048, 4), wide_output=(1024, 4)),
+    # H200, 88,320 x 12,288 from BF16, medians of benchmarks/results/ops_h200.json. To FP8: 1.22 ms
+    # at (8192, 8), 1.25 at (2048, 4), 1.27 at (4096, 8). To BF16: 1.48 ms from (1024, 4) to
+    # (2048, 8).
+    90: _LaunchParams(fp8_output=(8192, 8), wide_output=(1024, 4)),
     # Not measured: no Blackwell machine was at hand. The values of sm_90; sm_103 equals sm_100.
-    100: _LaunchParams(fp8_output=(2048, 4), wide_output=(1024, 4)),
-    103: _LaunchParams(fp8_output=(2048, 4), wide_output=(1024, 4)),
+    100: _LaunchParams(fp8_output=(8192, 8), wide_output=(1024, 4)),
+    103: _LaunchParams(fp8_output=(8192, 8), wide_output=(1024, 4)),
 }
 
 # Any other SM version: as sm_90, not measured.
-_FALLBACK_LAUNCH_PARAMS = _LaunchParams(fp8_output=(2048, 4), wide_output=(1024, 4))
+_FALLBACK_LAUNCH_PARAMS = _LaunchParams(fp8_output=(8192, 8), wide_output=(1024, 4))
 
-# The conversions, for every SM version. H200, same file: quantise 88,320 x 4,096 in 0.248 ms at
-# (2048, 4), 0.274 at (1024, 4); dequantise 12,288 x 4,096 in 0.040 ms at (2048, 4).
+# The fused form reads rows of gate and up in turn and has its own best block, the same on every SM
+# version: 1.22 ms at (2048, 4), 1.46 at (8192, 16) for FP8 output, same machine and shape.
+_SILU_AND_MUL_LAUNCH = {FP8: (2048, 4)}
+_SILU_AND_MUL_WIDE_LAUNCH = (1024, 4)
+
+# The conversions, for every SM version. H200, same file: quantise 88,320 x 4,096 in 0.253 ms at
+# (2048, 4), 0.272 at (1024, 4); dequantise 12,288 x 4,096 in 0.040 ms at (2048, 4).
 _QUANTIZE_LAUNCH = {"block": 2048, "num_warps": 4}
 _DEQUANTIZE_LAUNCH = {"block": 2048, "num_warps": 4}
 
 
 def _silu_and_mul_2in_launch_params(sm_version: int, out_dtype: torch.dtype) -> tuple[int, int]:
-    """Return (block_elements, num_warps) of the SwiGLU kernels; the fused form uses the same.
+    """Return (block_elements, num_warps) of the two-input SwiGLU kernel.
 
     Args:
         sm_version: Compute capability as an int, 90 for sm_90. A version without a row in the table
@@ -146,7 +149,7 @@ def _silu_and_mul_cuda(
     out = _silu_and_mul_fake(x, scale, dtype, swiglu_limit, swiglu_alpha, swiglu_beta)
     if out.numel() > 0:
         alpha, beta = _alpha_beta(swiglu_alpha, swiglu_beta)
-        block, num_warps = _launch_params(out)
+        block, num_warps = _SILU_AND_MUL_LAUNCH.get(out.dtype, _SILU_AND_MUL_WIDE_LAUNCH)
         with torch.cuda.device(x.device):
             _kernels().launch_silu_and_mul(
                 x, out, scale, swiglu_limit, alpha, beta, block=block, num_warps=num_warps
@@ -266,8 +269,13 @@ def _dequantize_e4m3_cuda(weight, scale, dtype):
     out = _dequantize_e4m3_fake(weight, scale, dtype)
     if out.numel() > 0:
         with torch.cuda.device(weight.device):
-            _kernels().launch_dequantize_e4m3(weight.contiguous(), out, scale, **_DEQUANTIZE_LAUNCH)
+            dequantize_e4m3_into(weight.contiguous(), out, scale)
     return out
+
+
+def dequantize_e4m3_into(weight: torch.Tensor, out: torch.Tensor, scale: torch.Tensor) -> None:
+    """Write ``weight.to(out.dtype) * scale.to(out.dtype)`` to ``out``; arguments are checked."""
+    _kernels().launch_dequantize_e4m3(weight, out, scale, **_DEQUANTIZE_LAUNCH)
 
 
 def _dequantize_e4m3_fake(weight, scale, dtype):
@@ -298,7 +306,8 @@ def _scaled_mm_e4m3_cuda(x, weight, input_scale, weight_scale, out_dtype):
                 where="trtllm::scaled_mm_e4m3, weight [out features, in features]",
                 expected="multiples of 16",
                 found=tuple(weight.shape),
-                remedy="pass arguments of the expected kind",
+                remedy="exclude this linear from quantisation (the recipe's ignore list), or run "
+                "on the CPU",
             )
         )
     if x.shape[0] == 0 or weight.numel() == 0:
@@ -322,56 +331,41 @@ def _scaled_mm_e4m3_fake(x, weight, input_scale, weight_scale, out_dtype):
 
 # ---- Registration ----
 
-_LIBRARY = torch.library.Library("trtllm", "FRAGMENT")
-
-
-def _register(schema: str, cpu: Callable, cuda: Callable, fake: Callable) -> None:
-    # needs_exact_strides: inductor must hand over the strides that eager would, since the SwiGLU
-    # ops refuse what is not contiguous.
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
-    name = schema.partition("(")[0]
-    # no_grad: there is no backward, on the CPU neither, where autograd would record the steps
-    # inside.
-    _LIBRARY.impl(name, torch.no_grad()(cpu), "CPU")
-    _LIBRARY.impl(name, cuda, "CUDA")
-    torch.library.register_fake(f"trtllm::{name}", fake, lib=_LIBRARY)
-
-
 _SWIGLU_OPTIONS = (
     "Tensor? scale=None, ScalarType? dtype=None, float? swiglu_limit=None, "
     "float? swiglu_alpha=None, float? swiglu_beta=None"
 )
-_register(
+register_op(
     f"silu_and_mul(Tensor x, {_SWIGLU_OPTIONS}) -> Tensor",
     _silu_and_mul_cpu,
     _silu_and_mul_cuda,
     _silu_and_mul_fake,
 )
-_register(
+register_op(
     f"silu_and_mul_2in(Tensor gate, Tensor up, {_SWIGLU_OPTIONS}) -> Tensor",
     _silu_and_mul_2in_cpu,
     _silu_and_mul_2in_cuda,
     _silu_and_mul_2in_fake,
 )
-_register(
+register_op(
     "quantize_e4m3_static(Tensor x, Tensor scale) -> Tensor",
     _quantize_e4m3_static_cpu,
     _quantize_e4m3_static_cuda,
     _quantize_e4m3_static_fake,
 )
-_register(
+register_op(
     "quantize_e4m3_dynamic(Tensor x) -> (Tensor, Tensor)",
     _quantize_e4m3_dynamic_cpu,
     _quantize_e4m3_dynamic_cuda,
     _quantize_e4m3_dynamic_fake,
 )
-_register(
+register_op(
     "dequantize_e4m3(Tensor weight, Tensor scale, ScalarType dtype) -> Tensor",
     _dequantize_e4m3_cpu,
     _dequantize_e4m3_cuda,
     _dequantize_e4m3_fake,
 )
-_register(
+register_op(
     "scaled_mm_e4m3(Tensor x, Tensor weight, Tensor input_scale, Tensor weight_scale, "
     "ScalarType out_dtype) -> Tensor",
     _scaled_mm_e4m3_cpu,

@@ -116,6 +116,9 @@ class GatedMLP(nn.Module):
         self._maybe_share_gate_up_quantize: bool = split_gate_up and quant_group.calibrated(
             self._gate_up()
         )
+        self._fused_takes_fp8: bool = not split_gate_up and quant_group.calibrated(
+            {"gate_up_proj": self.gate_up_proj}
+        )
         self._maybe_emit_fp8: bool = quant_group.calibrated(self._down())
 
     def forward(self, x: torch.Tensor, lora_params: dict | None = None) -> torch.Tensor:
@@ -142,6 +145,17 @@ class GatedMLP(nn.Module):
         else:
             hidden = swiglu(self.gate_up_proj(x), **quant, **self._swiglu_args)
         return self.down_proj(hidden)
+
+    def fp8_input_scale(self) -> torch.Tensor | None:
+        """The scale with which a caller may quantise the input; None where it must stay 16 bit.
+
+        See ``Attention.fp8_input_scale``.
+        """
+        if self.split_gate_up:
+            group, takes_fp8 = self._gate_up(), self._maybe_share_gate_up_quantize
+        else:
+            group, takes_fp8 = {"gate_up_proj": self.gate_up_proj}, self._fused_takes_fp8
+        return quant_group.shared_scale(group) if takes_fp8 else None
 
     def post_load_weights(self) -> None:
         """Check the loaded scales and confirm that the activation can be shared.
@@ -196,7 +210,7 @@ class GatedMLP(nn.Module):
                     where=self._where(),
                     expected="activation=torch.nn.functional.silu",
                     found=repr(self.activation),
-                    remedy="use another module for this activation",
+                    remedy="build it with activation=torch.nn.functional.silu",
                 )
             )
 

@@ -44,6 +44,14 @@ def accept_fp8(members: Group) -> bool:
     )
 
 
+def shared_scale(members: Group) -> torch.Tensor | None:
+    """The input scale that the members of a confirmed group have in common, 0-d FP32.
+
+    None where a member must have a 16-bit activation in this call.
+    """
+    return next(iter(members.values())).input_scale if accept_fp8(members) else None
+
+
 def quantize_once(members: Group, x: torch.Tensor) -> torch.Tensor:
     """Quantise the activation for the whole group, with the scale that its members have in common.
 

@@ -73,17 +73,18 @@ def fp8_linear(
 
 
 class SeenByGemm(TorchDispatchMode):
-    """Records the activation codes and scales that reach ``scaled_mm_e4m3``."""
+    """Records the activation codes and scales that reach the FP8 product, CPU or CUDA."""
 
     def __init__(self):
         super().__init__()
         self.codes, self.scales = [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "scaled_mm_e4m3" in str(func):
+        kwargs = kwargs or {}
+        if "scaled_mm" in str(func):
             self.codes.append(args[0])
-            self.scales.append(args[2])
-        return func(*args, **(kwargs or {}))
+            self.scales.append(args[2] if len(args) > 2 else kwargs["scale_a"])
+        return func(*args, **kwargs)
 
 
 @pytest.mark.parametrize(("device", "in_features", "out_features", "rows", "tolerance"), CASES)
