@@ -24,10 +24,11 @@ class RecordingTransformer:
     dtype = torch.bfloat16
     arch = Cosmos3Architecture(sound_gen=True, sound_dim=SOUND_CHANNELS)
     und_precision = "w8a16"
+    attention_precision = "bf16"
     factor = 0.5
 
     def __init__(self):
-        self.calls, self.events, self.step = [], [], None
+        self.calls, self.events, self.step, self.stepping = [], [], None, False
 
     def set_denoising_step(self, step_index, num_steps):
         self.step = (step_index, num_steps)
@@ -36,8 +37,8 @@ class RecordingTransformer:
         self.step = None
         self.events.append("reset step")
 
-    def reset_cache(self):
-        self.events.append("reset cache")
+    def end_request(self):
+        self.events.append("end request")
         self.stepping = False
 
     def encode_text(self, text_ids, text_mask):
@@ -78,7 +79,13 @@ class FakeVae:
 
     dtype = torch.bfloat16
     config = SimpleNamespace(
-        z_dim=CHANNELS, latents_mean=[0.0] * CHANNELS, latents_std=[1.0] * CHANNELS
+        z_dim=CHANNELS,
+        latents_mean=[0.0] * CHANNELS,
+        latents_std=[1.0] * CHANNELS,
+        base_dim=8,
+        decoder_base_dim=None,
+        dim_mult=[1],
+        patch_size=None,
     )
 
     def __init__(self):

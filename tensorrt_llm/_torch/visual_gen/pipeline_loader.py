@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from tensorrt_llm._torch.visual_gen.attention_backend import resolve_attention_backend
 from tensorrt_llm._torch.visual_gen.checkpoints.components import (
     check_files,
     plan_sound_tokenizer,
@@ -29,10 +30,16 @@ from tensorrt_llm._torch.visual_gen.checkpoints.source import CheckpointSource, 
 from tensorrt_llm._torch.visual_gen.checkpoints.weight_apply import allocate, apply_plan
 from tensorrt_llm._torch.visual_gen.checkpoints.weight_plan import WeightPlan, plan_weights
 from tensorrt_llm._torch.visual_gen.config import DiffusionPipelineConfig
+from tensorrt_llm._torch.visual_gen.config_fields import AttentionConfig
+from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
 from tensorrt_llm._torch.visual_gen.models.cosmos3.guardrails import Guardrails, load_guardrails
+from tensorrt_llm._torch.visual_gen.models.cosmos3.precision_probe import probe_precisions
 from tensorrt_llm._torch.visual_gen.models.cosmos3.sampling import Cosmos3SamplingPolicy
 from tensorrt_llm._torch.visual_gen.models.cosmos3.sound import SoundDecoder
-from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import Cosmos3VFMTransformer
+from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import (
+    Cosmos3VFMTransformer,
+    uses_static_fp8,
+)
 from tensorrt_llm._torch.visual_gen.pipeline_registry import find_pipeline
 from tensorrt_llm._utils import describe_error
 from tensorrt_llm.logger import logger
@@ -41,8 +48,6 @@ if TYPE_CHECKING:
     from tensorrt_llm.visual_gen.args import VisualGenArgs
 
 _GIB = 2**30
-# Longer than any pair of windows, so that its middle is a native step.
-_PROBE_STEPS = 1000
 
 
 @dataclass(frozen=True)
@@ -140,11 +145,12 @@ class PipelineLoader:
             MemoryError: weights that don't fit the device.
         """
         compiles = self._compiles()
+        self._check_graphs()
         plan = self.plan(resolve_source(self.args.model, self.args.revision))
         check_memory(plan.transformer, self.device)
         transformer = self._load_transformer(plan)
         components = self._load_components(plan)
-        _probe_precisions(transformer)
+        probe_precisions(transformer)
         if compiles:
             compile_generation_layers(transformer, self.args.torch_compile_config.enable_fullgraph)
         pipeline = plan.pipeline_class(components)
@@ -169,6 +175,18 @@ class PipelineLoader:
             )
         return wanted
 
+    def _check_graphs(self) -> None:
+        if self.args.cuda_graph_config.enable and self.device.type != "cuda":
+            raise ValueError(
+                describe_error(
+                    "CUDA graphs need a CUDA device",
+                    where="cuda_graph_config.enable",
+                    expected="False on this device",
+                    found=f"True on {self.device.type}",
+                    remedy="leave cuda_graph_config.enable off, or use a GPU",
+                )
+            )
+
     def plan(self, source: CheckpointSource) -> LoadPlan:
         """Judge a checkpoint; nothing is allocated, and no weight is read.
 
@@ -188,13 +206,25 @@ class PipelineLoader:
         scheduler = read_scheduler(source.path)
         native_flow = bool(index.get("use_native_flow_schedule", False))
         Cosmos3SamplingPolicy.from_scheduler(scheduler, use_native_flow_schedule=native_flow)
+        model_config = config.primary_model_config
+        architecture = Cosmos3Architecture.from_pretrained_config(model_config.pretrained_config)
+        backend = resolve_attention_backend(
+            model_config.attention.backend,
+            device=self.device,
+            dtype=model_config.torch_dtype,
+            head_dim=architecture.head_dim,
+            static_fp8=uses_static_fp8(model_config),
+        )
+        model_config.attention = AttentionConfig(backend=backend)
         with torch.device("meta"):
-            transformer = Cosmos3VFMTransformer(config.primary_model_config)
+            transformer = Cosmos3VFMTransformer(model_config)
         weights = SafetensorsFolder(source.path / "transformer")
         weight_plan = plan_weights(transformer, weights, self.device)
         sound_tokenizer = plan_sound_tokenizer(source.path)
         if sound_tokenizer is not None and transformer.arch.sound_gen:
             SoundDecoder(sound_tokenizer, transformer.arch)  # refuses one of another model
+        vae = plan_vae(source.path)
+        _check_latents_agree(vae, transformer)
         negative = source.path / "assets" / "negative_prompt.json"
         return LoadPlan(
             source=source,
@@ -203,7 +233,7 @@ class PipelineLoader:
             transformer=transformer,
             weights=weights,
             weight_plan=weight_plan,
-            vae=plan_vae(source.path),
+            vae=vae,
             sound_tokenizer=sound_tokenizer,
             tokenizer=read_tokenizer(source.path),
             scheduler=scheduler,
@@ -272,12 +302,13 @@ def compile_generation_layers(transformer: Cosmos3VFMTransformer, fullgraph: boo
     prompt; dynamic shapes let it serve every size, and the layers share it.
 
     Args:
-        transformer: Loaded; its layers' ``project`` and ``finish`` are replaced.
+        transformer: Loaded; its layers' ``project``, ``project_e4m3`` and ``finish`` are replaced.
         fullgraph: Raise instead of splitting a half into several graphs.
     """
     for layer in transformer.gen_layers:
-        layer.project = torch.compile(layer.project, fullgraph=fullgraph, dynamic=True)
-        layer.finish = torch.compile(layer.finish, fullgraph=fullgraph, dynamic=True)
+        for half in ("project", "project_e4m3", "finish"):
+            compiled = torch.compile(getattr(layer, half), fullgraph=fullgraph, dynamic=True)
+            setattr(layer, half, compiled)
     count = len(transformer.gen_layers)
     logger.info("torch.compile: %d generation layers, fullgraph %s.", count, fullgraph)
 
@@ -291,6 +322,19 @@ def _check_model_index(index: dict) -> None:
                 expected="false or absent",
                 found="true",
                 remedy="use a Cosmos3 Nano or Super checkpoint",
+            )
+        )
+
+
+def _check_latents_agree(vae: nn.Module, transformer: Cosmos3VFMTransformer) -> None:
+    if vae.config.z_dim != transformer.arch.latent_channel:
+        raise ValueError(
+            describe_error(
+                "The VAE contradicts the transformer",
+                where="vae/config.json, z_dim",
+                expected=f"{transformer.arch.latent_channel}, as transformer/config.json says",
+                found=vae.config.z_dim,
+                remedy="take vae and transformer from one revision of the checkpoint",
             )
         )
 
@@ -324,44 +368,3 @@ def check_memory(transformer: nn.Module, device: torch.device) -> None:
                 remedy="use the fp8 revision, a smaller model or a larger device",
             )
         )
-
-
-@torch.inference_mode()
-def _probe_precisions(transformer: Cosmos3VFMTransformer) -> None:
-    """Run the smallest possible call at the start, the middle and the end of a long schedule.
-
-    That covers every precision mode a request can meet, so a GEMM or kernel that is missing shows
-    here and not minutes into a video.
-
-    Raises:
-        RuntimeError: velocities that are not finite.
-    """
-    patch = transformer.arch.latent_patch_size
-    device = transformer.device
-    latents = torch.zeros(1, transformer.arch.latent_channel, 1, patch, patch, device=device)
-    text = torch.zeros(1, 2, dtype=torch.int64, device=device)
-    timestep = torch.full((1,), 0.5, device=device)
-    try:
-        for step in (0, _PROBE_STEPS // 2, _PROBE_STEPS - 1):
-            transformer.set_denoising_step(step, _PROBE_STEPS)
-            output = transformer(
-                hidden_states=latents,
-                timestep=timestep,
-                text_ids=text,
-                text_mask=torch.ones_like(text),
-                video_shape=tuple(latents.shape[2:]),
-                raw_timestep=timestep * 1000,
-            )
-            if not bool(torch.isfinite(output.video).all()):
-                raise RuntimeError(
-                    describe_error(
-                        "The loaded weights give velocities that are not finite",
-                        where=f"probe at precision {transformer.gen_precision}",
-                        expected="finite values",
-                        found="NaN or infinity",
-                        remedy="download the checkpoint again",
-                    )
-                )
-    finally:
-        transformer.reset_denoising_step()
-        transformer.reset_cache()

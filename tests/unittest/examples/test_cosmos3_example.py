@@ -90,6 +90,15 @@ def test_prompt_files(example, tmp_path, content, prompt, negative, output_type)
     assert (job.prompt, job.negative_prompt, job.output_type) == (prompt, negative, output_type)
 
 
+@pytest.mark.parametrize("content", ["A robot arm.\n", json.dumps({"prompt": "A robot arm."})])
+def test_a_byte_order_mark_belongs_to_no_prompt(example, tmp_path, content):
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + content.encode())
+    job = read_job(example, prompt_file=path, negative_prompt_file=path)
+    assert job.prompt == "A robot arm."
+    assert job.negative_prompt == content.strip()
+
+
 @pytest.mark.parametrize(
     ("content", "output_type", "image", "video", "audio"),
     [
@@ -195,7 +204,7 @@ def test_an_image_from_text(run, fast):
         assert (image.format, image.size) == ("PNG", (96, 64))
     assert "random weights, so the result is noise" in result.output
     assert "FP8 linears: 14 understanding, 14 generation" in result.output
-    assert re.search(r"^ +0  w8a16 / w8a16  t=995  2$", result.output, re.MULTILINE)
+    assert re.search(r"^ +0  w8a16 / bf16 / w8a16  t=995  2$", result.output, re.MULTILINE)
     assert '"seed": 3' in result.output and "denoise" in result.output
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from tensorrt_llm import VisualGen, VisualGenArgs, VisualGenOutput, VisualGenParams
+from tensorrt_llm._utils import describe_error
 from tensorrt_llm.visual_gen import media_writer
 from tensorrt_llm.visual_gen.tiny_checkpoint import cached_tiny_checkpoint
 
@@ -117,7 +118,15 @@ def main(
         if disable_guardrails:
             os.environ[GUARDRAILS_OFF] = "1"
         if model is None and revision is not None:
-            raise ValueError("--revision belongs to a --model on the Hub; leave it out.")
+            raise ValueError(
+                describe_error(
+                    "A revision belongs to a model on the Hub",
+                    where="--revision",
+                    expected="a Hub id as --model beside it",
+                    found=repr(revision),
+                    remedy="name the model, or leave the revision out",
+                )
+            )
         overrides = {} if revision is None else {"revision": revision}
         args = (
             VisualGenArgs(**overrides)
@@ -184,7 +193,15 @@ def read_mode(
     output_type, kind = (None, None) if mode is None else MODES[mode]
     if (kind is None) != (vision is None):
         expected = "with model_mode image2video or video2video" if kind is None else f"for {mode}"
-        raise ValueError(f"{path}: expected vision_path {expected}, and only there.")
+        raise ValueError(
+            describe_error(
+                "model_mode and vision_path don't belong together",
+                where=path,
+                expected=f"vision_path {expected}, and only there",
+                found=f"model_mode {mode!r}, vision_path {vision!r}",
+                remedy="name a picture or clip for such a mode, and leave it out for text",
+            )
+        )
     if vision is not None and "://" not in vision and not vision.startswith("data:"):
         vision = str(path.parent / vision)
     return output_type, vision if kind == "image" else None, vision if kind == "video" else None
@@ -194,17 +211,50 @@ def check_prompt_file(content: dict[str, Any], path: Path | None) -> dict[str, A
     """Refuse options of a prompt file that are unknown or of another type, by name."""
     unknown = sorted(set(content) - set(PROMPT_FILE_OPTIONS))
     if unknown:
-        known = ", ".join(PROMPT_FILE_OPTIONS)
-        raise ValueError(f"{path}: unknown options {', '.join(unknown)}; expected {known}.")
+        raise ValueError(
+            describe_error(
+                "Unknown options in a prompt file",
+                where=path,
+                expected=", ".join(PROMPT_FILE_OPTIONS),
+                found=", ".join(unknown),
+                remedy="correct their names; give other options as flags",
+            )
+        )
     for name in ("prompt", "negative_prompt"):
         if not isinstance(content.get(name, ""), (str, dict)):
-            raise ValueError(f"{path}: {name} is no text and no JSON object.")
+            raise ValueError(
+                describe_error(
+                    f"{name} is no text and no JSON object",
+                    where=path,
+                    expected="a string, or an object (a structured caption)",
+                    found=type(content[name]).__name__,
+                    remedy="put the text in quotes",
+                )
+            )
     if content.get("model_mode") not in (None, *MODES):
-        found, known = content["model_mode"], ", ".join(MODES)
-        raise ValueError(f"{path}: unknown model_mode {found!r}; expected {known}.")
-    for name, kind in (("vision_path", str), ("enable_audio", bool)):
+        raise ValueError(
+            describe_error(
+                "Unknown model_mode in a prompt file",
+                where=path,
+                expected=", ".join(MODES),
+                found=repr(content["model_mode"]),
+                remedy="name one of these modes, or leave model_mode out",
+            )
+        )
+    for name, kind, remedy in (
+        ("vision_path", str, "write the path or URI in quotes"),
+        ("enable_audio", bool, "write true or false without quotes"),
+    ):
         if not isinstance(content.get(name), (kind, type(None))):
-            raise ValueError(f"{path}: {name} is no {kind.__name__}: {content[name]!r}.")
+            raise ValueError(
+                describe_error(
+                    f"{name} is no {kind.__name__}",
+                    where=path,
+                    expected=f"a {kind.__name__}",
+                    found=repr(content[name]),
+                    remedy=remedy,
+                )
+            )
     return content
 
 
@@ -219,15 +269,32 @@ def is_file_name(text: str) -> bool:
 def read_file(path: Path) -> str | dict[str, Any]:
     """A prompt file's JSON object, or its text without the newlines around it."""
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        # Some editors begin a file with a byte order mark; it belongs to no prompt.
+        text = path.read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"Can't read {path}: {error}") from error
+        raise ValueError(
+            describe_error(
+                "Can't read a prompt file",
+                where=path,
+                expected="a text file in UTF-8",
+                found=error,
+                remedy="correct the path, or save the file in UTF-8",
+            )
+        ) from error
     if not text.startswith("{"):
         return text
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{path} starts like a JSON object and is none: {error}") from error
+        raise ValueError(
+            describe_error(
+                "A prompt file starts like a JSON object and is none",
+                where=path,
+                expected="JSON, or a text that begins with another character than {",
+                found=error,
+                remedy="correct the JSON at the place that is named here",
+            )
+        ) from error
 
 
 def as_text(content: str | dict[str, Any]) -> str:
@@ -242,9 +309,17 @@ def parse_extra_params(text: str | None) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"--extra_params is no JSON: {error}") from error
+        value = error
     if not isinstance(value, dict):
-        raise ValueError(f"--extra_params: expected a JSON object, found {type(value).__name__}.")
+        raise ValueError(
+            describe_error(
+                "The options are no JSON object",
+                where="--extra_params",
+                expected="a JSON object",
+                found=value,
+                remedy="quote it for the shell: --extra_params '{\"flow_shift\": 5}'",
+            )
+        )
     return value
 
 
@@ -262,7 +337,15 @@ def check_output_path(path: Path | None, params: VisualGenParams) -> Path:
         found, kinds = "a video", ("mp4",)
     if media_writer.resolve_format(path, None) not in kinds:
         wanted = " or ".join(kinds)
-        raise ValueError(f"--output_path {path}: this run generates {found}; name it {wanted}.")
+        raise ValueError(
+            describe_error(
+                "The file's name doesn't fit what is generated",
+                where=f"--output_path {path}",
+                expected=wanted,
+                found=f"a run that generates {found}",
+                remedy=f"name it {wanted}",
+            )
+        )
     media_writer.check_target(path)
     return path
 
@@ -282,10 +365,10 @@ def report(output: VisualGenOutput) -> None:
         channels, samples = output.audio.shape
         seconds = samples / output.audio_sample_rate
         click.echo(f"Sound: {seconds:.3f} s, {channels} channels, {output.audio_sample_rate} Hz")
-    click.echo("Precision by step (generation / understanding, raw timestep, branches):")
+    click.echo("Precision by step (generation / attention / understanding, timestep, branches):")
     for index, step in enumerate(metadata["precision_trace"]):
         click.echo(
-            f"  {index:3d}  {step['generation']} / {step['understanding']}  "
+            f"  {index:3d}  {step['generation']} / {step['attention']} / {step['understanding']}  "
             f"t={step['timestep']}  {step['branches']}"
         )
     seconds = ", ".join(f"{name} {value:.2f} s" for name, value in output.metrics)

@@ -4,6 +4,7 @@
 import torch
 from torch.nn import functional as F
 
+from tensorrt_llm._torch.visual_gen.attention_backend.interface import KeyLengths, check_causal
 from tensorrt_llm._utils import describe_error
 
 
@@ -14,20 +15,46 @@ class VanillaAttention:
     """
 
     name = "VANILLA"
+    reads_lengths_on_device = False
+    quantizes = False
 
     def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        is_causal: bool = False,
+        lengths: KeyLengths | None = None,
     ) -> torch.Tensor:
-        """Attend; see ``AttentionBackend.forward``."""
-        if is_causal and q.shape[-2] != k.shape[-2]:
-            # PyTorch would align the mask at the top left, a decoder's cache at the bottom right.
+        """Attend; see ``AttentionBackend.forward``. Takes lengths that the host knows.
+
+        Raises:
+            ValueError: as there, or lengths without host numbers.
+        """
+        if is_causal:
+            check_causal(self.name, q, k, lengths)
+        if lengths is None:
+            return _attend(q, k, v, is_causal)
+        if lengths.host is None:
             raise ValueError(
                 describe_error(
-                    "Causal attention needs as many keys as queries",
-                    where="attention backend VANILLA",
-                    expected=f"{q.shape[-2]} keys",
-                    found=f"{k.shape[-2]} keys",
-                    remedy="pass one sequence as q, k and v, or is_causal=False",
+                    "PyTorch's attention takes key lengths from the host alone",
+                    where=f"attention backend {self.name}",
+                    expected="KeyLengths with host numbers",
+                    found="lengths on the device alone",
+                    remedy="pass the lengths, or choose the backend FA3",
                 )
             )
-        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
+        # One batch row at a time, so that padding never enters attention.
+        rows = [
+            _attend(q[i : i + 1], k[i : i + 1, :length], v[i : i + 1, :length], False)
+            for i, length in enumerate(lengths.host)
+        ]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool) -> torch.Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    attended = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
+    return attended.transpose(1, 2).contiguous()

@@ -7,13 +7,15 @@ that are alive at the two moments that need most, in eager execution (torch.comp
 * Denoising, while the MLP of a generation layer applies SwiGLU: `layer_bytes`, plus the text's keys
   and values for a prompt of the greatest length (`text_cache_bytes`) and the latents with the
   solver's history (`latent_bytes`).
-* Decoding, in the last stage of the VAE, or while the decoded video becomes uint8: `decode_bytes`.
+* Decoding at once, in the last stage of the VAE, or while the decoded video becomes uint8:
+  `decode_bytes`. Where that does not fit, a request is decoded in tiles (``vae_decoding.py``).
 
 Not counted: the CUDA context, the allocator's fragmentation, workspaces of GEMM, attention and
 convolution, and what other processes hold.
 """
 
 from dataclasses import dataclass
+from math import ceil
 
 import torch
 
@@ -23,21 +25,15 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.resolved_request import Resol
 from tensorrt_llm._torch.visual_gen.models.cosmos3.step_precision import (
     parse_diffusion_step_policy,
 )
-from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import uses_static_fp8
+from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import (
+    MAX_MLP_ROWS,
+    uses_static_fp8,
+)
+from tensorrt_llm._torch.visual_gen.models.cosmos3.vae_decoding import decode_bytes
 
 # FP32 latents alive at once: noise, sample, last sample, two model outputs, the velocities of two
 # branches, their combination, and two temporaries of the solver.
 _LATENT_COPIES = 10
-
-# Bytes that diffusers' Wan decoder holds for each pixel of a frame and each channel of its last
-# stage, in BF16, counted over its tensors on the meta device at full size (base 256): 2,888 bytes a
-# pixel for one frame, 10,760 for nine frames and more, because it decodes four frames at a time
-# and keeps two of each convolution for the next four.
-_DECODER_BYTES = {"image": 11.3, "video": 42.1}
-# Bytes a pixel and frame: the finished part in BF16 beside the decoder's tensors; and the BF16
-# video, its FP32 copy and the uint8 result afterwards.
-_FINISHED_BYTES = 3 * 2
-_CONVERSION_BYTES = 3 * (2 + 4 + 1)
 
 
 @dataclass(frozen=True)
@@ -114,31 +110,27 @@ def layer_bytes(
 ) -> int:
     """Tensors of a generation layer alive at its peak: around SwiGLU, in the MLP.
 
-    A row (a token of a branch) with element size e, hidden size H, intermediate size I, q width A
-    and k width K has: the residual before and after attention and the MLP's normed input (3 e H);
-    rotated q, k and the projection's output, of which v is a part (e (A + 2 K), and once more
-    e (A + K) where one projection makes all three); what attention gave (e A, twice for two
-    branches, which attend one by one and are put together); gate and up (2 e I); the rotary tables
-    (2 e D); and the product of gate and up: e I, or, where no step is 16 bit, I in FP8 beside the
-    quantised input, H. On a 16-bit step of an FP8 checkpoint a dequantised weight (e H I) may be
-    more than all products: it is alive before them.
+    A row (a token of a branch) with element size e, hidden size H and intermediate size I has: the
+    residual stream (e H); the MLP's normed input (e H, in FP8 H); and the rotary tables (2 e D). A
+    row of the part that goes through the MLP has besides: gate and up (2 e I), and their product
+    (e I, in FP8 I); where there are several parts, every row has a row of the MLP's output (e H).
+    The larger of a checkpoint's two modes is told: 16 bit, where some step is. The dequantised
+    weight of a 16-bit step stands in a buffer of its own (e H I).
     """
     e = config.torch_dtype.itemsize
     hidden, inner = arch.hidden_size, arch.intermediate_size
-    query = arch.num_attention_heads * arch.head_dim
-    key = arch.num_key_value_heads * arch.head_dim
-    qkv = query + 2 * key
-    if not uses_static_fp8(config):
-        qkv += query + key
-    attended = query * (2 if branches > 1 else 1)
-    rows = branches * tokens
-    products = rows * e * inner
-    if config.quant_config.quant_mode.has_fp8_qdq():
-        products = rows * (inner + hidden)
+    narrow, scratch = e, 0
+    if uses_static_fp8(config):
         if _has_16_bit_steps(config):
-            products = max(rows * e * inner, e * hidden * inner)
-    row = e * (3 * hidden + qkv + attended + 2 * inner + 2 * arch.head_dim)
-    return rows * row + products
+            scratch = e * hidden * inner
+        else:
+            narrow = 1
+    rows = branches * tokens
+    parts = max(1, ceil(rows / MAX_MLP_ROWS))
+    row = e * (hidden + 2 * arch.head_dim) + narrow * hidden
+    if parts > 1:
+        row += e * hidden
+    return rows * row + ceil(rows / parts) * inner * (2 * e + narrow) + scratch
 
 
 def text_cache_bytes(
@@ -154,14 +146,6 @@ def latent_bytes(arch: Cosmos3Architecture, request: ResolvedRequest) -> int:
     """FP32 latents, the solver's history and the velocities."""
     frames, height, width = request.latent_shape
     return _LATENT_COPIES * 4 * arch.latent_channel * frames * height * width
-
-
-def decode_bytes(height: int, width: int, num_frames: int, channels: int) -> int:
-    """The VAE's peak, in BF16, for pixels of the output and ``channels`` of its last stage."""
-    per_channel = _DECODER_BYTES["image" if num_frames == 1 else "video"]
-    pixels = height * width
-    decoding = pixels * (per_channel * channels + num_frames * _FINISHED_BYTES)
-    return int(max(decoding, pixels * num_frames * _CONVERSION_BYTES))
 
 
 def device_memory(device: torch.device) -> tuple[str, int, int] | None:

@@ -5,7 +5,7 @@ Separate, q, k and v are linears of their own that keep their FP8 codes and scal
 has them; with ``share_qkv_input_quant`` the activation they read is quantised once for all three.
 
 A model with positions of its own uses the pieces: ``get_qkv``, then ``norm_q`` and ``norm_k`` per
-head and its rotary embedding, ``attend``, ``to_out[0]``. ``forward`` does it without positions.
+head and its rotary embedding, ``backend``, ``to_out[0]``. ``forward`` does it without positions.
 """
 
 from enum import Enum
@@ -118,6 +118,10 @@ class Attention(nn.Module):
         self.norm_k = RMSNorm(self.head_dim, eps, config.torch_dtype) if qk_norm else None
         self.backend = create_attention_backend(config.attention.backend)
         self._maybe_share_qkv_quantize: bool = self._shares_qkv_input_quant()
+        self._out_takes_fp8: bool = quant_group.calibrated({"to_out.0": self.to_out[0]})
+        self._fused_takes_fp8: bool = self.qkv_mode is QKVMode.FUSE_QKV and quant_group.calibrated(
+            {"qkv_proj": self.qkv_proj}
+        )
 
     def forward(
         self, hidden_states: torch.Tensor, encoder_hidden_states: torch.Tensor | None = None
@@ -141,8 +145,7 @@ class Attention(nn.Module):
         )
         if self.norm_q is not None:
             q, k = self.norm_q(q), self.norm_k(k)
-        attended = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-        return self.to_out[0](attended)
+        return self.to_out[0](self.backend.forward(q, k, v).flatten(2))
 
     def get_qkv(
         self, hidden_states: torch.Tensor, encoder_hidden_states: torch.Tensor | None = None
@@ -189,21 +192,26 @@ class Attention(nn.Module):
             hidden_states = quant_group.quantize_once(self._qkv(), hidden_states)
         return self.to_k(hidden_states), self.to_v(hidden_states)
 
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False
-    ) -> torch.Tensor:
-        """Attention proper, by the backend.
+    def fp8_input_scale(self) -> torch.Tensor | None:
+        """The scale with which a caller may quantise the input for q, k and v; None for 16 bit.
 
-        Args:
-            q: [batch, heads, q_len, head_dim].
-            k: [batch, kv_heads, kv_len, head_dim].
-            v: Like k.
-            is_causal: Query i sees the keys 0..i alone.
-
-        Returns:
-            [batch, q_len, heads * head_dim].
+        An operation that makes the input can then emit FP8 at once, which ``get_qkv`` passes
+        through. None on a 16-bit step, for recipes without calibrated scales, and without sharing.
         """
-        return self.backend.forward(q, k, v, is_causal).transpose(1, 2).flatten(2)
+        if self.qkv_mode is QKVMode.FUSE_QKV:
+            group, takes_fp8 = {"qkv_proj": self.qkv_proj}, self._fused_takes_fp8
+        else:
+            group, takes_fp8 = self._qkv(), self._maybe_share_qkv_quantize
+        return quant_group.shared_scale(group) if takes_fp8 else None
+
+    def fp8_output_scale(self) -> torch.Tensor | None:
+        """The scale with which a caller may quantise the input of ``to_out``; None for 16 bit."""
+        group = {"to_out.0": self.to_out[0]}
+        return quant_group.shared_scale(group) if self._out_takes_fp8 else None
+
+    def attends_in_fp8(self) -> bool:
+        """Whether this step's attention runs on FP8 operands: the backend does, the step may."""
+        return self.backend.quantizes and self.fp8_input_scale() is not None
 
     def post_load_weights(self) -> None:
         """Check the loaded scales and confirm that the input can be shared.
@@ -259,7 +267,8 @@ class Attention(nn.Module):
                     expected="num_key_value_heads dividing num_attention_heads, and the latter "
                     "dividing hidden_size unless head_dim is given",
                     found=f"hidden_size {hidden_size}, heads {heads}, kv heads {kv_heads}",
-                    remedy="correct the counts, or pass head_dim",
+                    remedy="choose num_key_value_heads that divides num_attention_heads, or pass "
+                    "head_dim",
                 )
             )
         if self.share_qkv_input_quant and self.qkv_mode is not QKVMode.SEPARATE_QKV:

@@ -8,7 +8,6 @@ import torch
 from tensorrt_llm._torch.visual_gen.config import DiffusionModelConfig, DiffusionPipelineConfig
 from tensorrt_llm._torch.visual_gen.config_fields import (
     AttentionConfig,
-    CudaGraphConfig,
     ParallelConfig,
     TorchCompileConfig,
 )
@@ -106,12 +105,6 @@ def test_a_parallel_axis_above_one_is_refused_by_name(tmp_path, axis):
         DiffusionPipelineConfig.from_pretrained(write_checkpoint(tmp_path), args=args)
 
 
-def test_cuda_graphs_are_refused_by_name(tmp_path):
-    args = VisualGenArgs(model="m", cuda_graph_config=CudaGraphConfig(enable=True))
-    with pytest.raises(NotImplementedError, match="CUDA graphs"):
-        DiffusionPipelineConfig.from_pretrained(write_checkpoint(tmp_path), args=args)
-
-
 def test_the_models_dtype_follows_the_mutable_namespace(tmp_path):
     config = DiffusionPipelineConfig.from_pretrained(
         write_checkpoint(tmp_path)
@@ -130,7 +123,7 @@ def test_a_config_made_by_hand_has_the_documented_defaults():
     assert config.quant_config == QuantConfig() and config.torch_dtype == torch.bfloat16
     assert not config.dynamic_weight_quant and not config.force_dynamic_quantization
     assert not config.skip_create_weights_in_init and not config.quant_config_overridden
-    assert config.attention.backend == "VANILLA"
+    assert config.attention.backend == "AUTO"
     with pytest.raises(NotImplementedError, match="ring_size"):
         DiffusionModelConfig(parallel=ParallelConfig(ring_size=2))
 

@@ -10,6 +10,7 @@ import torch
 
 from tensorrt_llm import VisualGenOutput
 from tensorrt_llm._torch.visual_gen.executor import VisualGenExecutor, map_error
+from tensorrt_llm._utils import describe_error
 from tensorrt_llm.visual_gen.output import RequestCancelledError
 
 LONG = 20  # seconds; waiting this long means that something hangs
@@ -141,6 +142,13 @@ def test_errors_arrive_as_one_of_three_kinds_and_the_worker_goes_on(executor, ra
 def test_a_mapped_error_keeps_its_cause():
     cause = KeyError("missing")
     assert map_error(cause).__cause__ is cause
+
+
+def test_a_mapped_error_of_ours_keeps_its_own_remedy_and_a_foreign_one_gets_one():
+    own = describe_error("Gone", where="a", expected="b", found="c", remedy="log in")
+    assert str(map_error(PermissionError(own))) == f"PermissionError: {own}"
+    foreign = str(map_error(OSError("disk")))
+    assert "found OSError: disk. Remedy: report it" in foreign
 
 
 def test_a_real_exhausted_host_is_a_capacity_error(executor):

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from diffusers import AutoencoderKLWan
 from safetensors.torch import load_file, save_file
 
 from tensorrt_llm._torch.modules.linear import Linear
@@ -184,6 +185,17 @@ def test_a_missing_or_truncated_shard_is_refused_with_its_name(checkpoint):
         load(checkpoint)
 
 
+def test_a_vae_of_another_model_is_refused_with_both_numbers(checkpoint, monkeypatch):
+    vae = AutoencoderKLWan.from_pretrained(checkpoint / "vae", low_cpu_mem_usage=False)
+    statistics = {"latents_mean": [0.0] * 8, "latents_std": [1.0] * 8}
+    AutoencoderKLWan.from_config({**vae.config, "z_dim": 8, **statistics}).save_pretrained(
+        checkpoint / "vae"
+    )
+    monkeypatch.setattr(pipeline_loader, "allocate", lambda *args: pytest.fail("allocated"))
+    with pytest.raises(ValueError, match=r"vae/config.json, z_dim.*expected 48,.*found 8"):
+        load(checkpoint)
+
+
 def test_a_folder_with_a_revision_and_a_component_folder_are_refused(tiny_fp8_checkpoint):
     with pytest.raises(ValueError, match="revision for a local checkpoint"):
         load(tiny_fp8_checkpoint, revision="fp8")
@@ -224,18 +236,34 @@ def test_torch_compile_is_applied_when_asked_for_and_off_by_default_on_cpu(
         assert hasattr(layer.finish, "_torchdynamo_orig_callable") == compiled
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        {"cuda_graph_config": {"enable": True}},
-        {"attention_config": {"backend": "FA3"}},
-        {"parallel_config": {"ulysses_size": 2}},
-    ],
-)
-def test_options_that_are_not_built_are_refused_by_name(tiny_fp8_checkpoint, args):
-    name = next(iter(next(iter(args.values()))))
-    with pytest.raises(NotImplementedError, match=name):
-        load(tiny_fp8_checkpoint, **args)
+def test_options_that_are_not_built_are_refused_by_name(tiny_fp8_checkpoint):
+    with pytest.raises(NotImplementedError, match="ulysses_size"):
+        load(tiny_fp8_checkpoint, parallel_config={"ulysses_size": 2})
+
+
+def test_cuda_graphs_without_a_cuda_device_are_refused_by_name(tiny_fp8_checkpoint):
+    with pytest.raises(ValueError, match="cuda_graph_config.enable"):
+        load(tiny_fp8_checkpoint, cuda_graph_config={"enable": True})
+
+
+@pytest.mark.parametrize("backend", ["FA3", "FA3_FP8"])
+def test_an_attention_backend_that_the_device_lacks_is_refused_by_name(
+    tiny_fp8_checkpoint, backend
+):
+    with pytest.raises(ValueError, match=f"{backend}'.*CUDA"):
+        load(tiny_fp8_checkpoint, attention_config={"backend": backend})
+
+
+def test_fp8_attention_for_a_checkpoint_without_fp8_steps_is_refused(tiny_bf16_checkpoint):
+    with pytest.raises(NotImplementedError, match="FA3_FP8"):
+        load(tiny_bf16_checkpoint, attention_config={"backend": "FA3_FP8"})
+
+
+@pytest.mark.parametrize("backend", ["AUTO", "VANILLA"])
+def test_every_layer_attends_with_the_backend_that_was_resolved(tiny_fp8_checkpoint, backend):
+    transformer = load(tiny_fp8_checkpoint, attention_config={"backend": backend}).transformer
+    layers = [*transformer.gen_layers, *transformer.language_model.layers]
+    assert {layer.attention.backend.name for layer in layers} == {"VANILLA"}
 
 
 def test_fullgraph_without_compile_is_refused(tiny_fp8_checkpoint):

@@ -14,10 +14,19 @@ from tensorrt_llm.visual_gen.output import RequestCancelledError
 
 @dataclass(frozen=True)
 class StepRecord:
-    """How one denoising step ran: its raw timestep, each tower's precision, branches per call."""
+    """How one denoising step ran.
+
+    Attributes:
+        timestep: Raw timestep.
+        generation: Precision of the generation tower's linears.
+        attention: Operands of its attention.
+        understanding: Precision of the understanding tower's linears.
+        branches: Guidance branches of the call.
+    """
 
     timestep: float
     generation: str
+    attention: str
     understanding: str
     branches: int
 
@@ -71,7 +80,10 @@ def check_latents(latents: torch.Tensor, kind: str = "picture") -> None:
                     where=f"final latents of {kind} {index}",
                     expected="finite values that differ",
                     found=f"values from {low} to {high}",
-                    remedy="see whether the checkpoint is intact, and report the request",
+                    remedy=(
+                        "download the checkpoint again; if that changes nothing, report the "
+                        "request with its seed"
+                    ),
                 )
             )
 
@@ -90,7 +102,7 @@ def check_decoded(decoded: torch.Tensor) -> None:
                 where="decoded frames",
                 expected="finite values",
                 found=f"values from {low} to {high}",
-                remedy="see whether the checkpoint's vae folder is intact",
+                remedy="download the checkpoint's vae folder again",
             )
         )
 
@@ -130,9 +142,9 @@ def to_uint8(decoded: torch.Tensor) -> torch.Tensor:
 
 
 def summarize_trace(trace: Sequence[StepRecord]) -> str:
-    """ "generation 3 w8a16, 29 w8a8, 3 w8a16; understanding 35 w8a16": runs of equal steps."""
+    """ "generation 3 w8a16, 32 w8a8; attention 35 bf16; understanding 35 w8a16": equal steps."""
     parts = []
-    for tower in ("generation", "understanding"):
+    for tower in ("generation", "attention", "understanding"):
         runs = groupby(getattr(record, tower) for record in trace)
         parts.append(f"{tower} " + ", ".join(f"{len([*run])} {mode}" for mode, run in runs))
     return "; ".join(parts)

@@ -3,7 +3,7 @@
 
 The estimate is a lower bound, so that a request which would fit is never refused; one that is let
 through may still run out of memory. Nano's step at 480x832 and 720x1280 with 189 frames peaks at
-1.6 times its part of it (benchmarks/results/step_nano_h200.json), the VAE's decoding at 1.2 times.
+1.2 times its part of it (benchmarks/results/step_nano_h200.json), as does the VAE's decoding.
 """
 
 import math
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from tensorrt_llm._torch.visual_gen.models.cosmos3.resolved_request import ResolvedRequest
+from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import MAX_MLP_ROWS
+from tensorrt_llm._torch.visual_gen.models.cosmos3.vae_decoding import TILES, decoder_channels
 from tensorrt_llm._utils import describe_error
 
 if TYPE_CHECKING:
@@ -28,31 +30,36 @@ _CGROUP_USED = "/sys/fs/cgroup/memory.current"
 
 def estimate_bytes(values: ResolvedRequest, components: "Cosmos3Components") -> int:
     """Bytes beside the weights that a request needs on the device, at least."""
-    return max(_denoise_bytes(values, components), _decode_bytes(values, components))
+    at_once = _decode_bytes(values, components, values.height, values.width)
+    side = TILES[-1].size
+    in_tiles = _decode_bytes(values, components, min(side, values.height), min(side, values.width))
+    return max(_denoise_bytes(values, components), min(at_once, in_tiles))
 
 
 def _denoise_bytes(values: ResolvedRequest, components: "Cosmos3Components") -> int:
-    """In the MLP of a generation layer: the residual stream, its norm, gate, up and product."""
+    """In the MLP of a generation layer: the stream and its norm; gate, up and product of a part."""
     arch = components.transformer.arch
     size = components.transformer.dtype.itemsize
     frames, rows, columns = values.latent_shape
     patch = arch.latent_patch_size
     tokens = frames * math.ceil(rows / patch) * math.ceil(columns / patch)
-    # The product is FP8 where down_proj takes FP8: one byte.
-    per_token = 2 * arch.hidden_size * size + arch.intermediate_size * (2 * size + 1)
-    return tokens * per_token * (2 if values.is_guided else 1)
+    tokens *= 2 if values.is_guided else 1
+    parts = math.ceil(tokens / MAX_MLP_ROWS)
+    # Norm and product are FP8 where the linears behind them take FP8: one byte.
+    per_token = arch.hidden_size * (size + 1 + (size if parts > 1 else 0))
+    return tokens * per_token + tokens // parts * arch.intermediate_size * (2 * size + 1)
 
 
-def _decode_bytes(values: ResolvedRequest, components: "Cosmos3Components") -> int:
-    """The decoder's last level, beside the pixels so far and their copy."""
+def _decode_bytes(
+    values: ResolvedRequest, components: "Cosmos3Components", height: int, width: int
+) -> int:
+    """The decoder's last level at ``height`` x ``width``, beside all pixels so far and a copy."""
     config = components.vae.config
     size = components.vae.dtype.itemsize
     patch = config.patch_size or 1
-    channels = (config.decoder_base_dim or config.base_dim) * config.dim_mult[0]
-    area = values.height * values.width
     frames = min(_CHUNK_FRAMES, values.num_frames)
-    features = _DECODER_TENSORS * channels * frames * area // patch**2
-    return (features + 2 * 3 * values.num_frames * area) * size
+    features = _DECODER_TENSORS * decoder_channels(config) * frames * height * width // patch**2
+    return (features + 2 * 3 * values.num_frames * values.height * values.width) * size
 
 
 def idle_capacity(device: torch.device) -> int:
@@ -79,7 +86,9 @@ def check_fits(values: ResolvedRequest, components: "Cosmos3Components", capacit
                 f"num_frames {values.num_frames} on {components.device}",
                 expected=f"at most {capacity / _GIB:.2f} GiB beside the weights",
                 found=f"at least {need / _GIB:.2f} GiB",
-                remedy="ask for a smaller size or fewer frames",
+                remedy=(
+                    "ask for a smaller height and width or fewer frames, or set guidance_scale 1"
+                ),
             )
         )
 
@@ -89,7 +98,15 @@ def _available_host_bytes() -> int:
         for line in lines:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    raise RuntimeError(describe_error("No MemAvailable", where="/proc/meminfo"))
+    raise RuntimeError(
+        describe_error(
+            "No MemAvailable",
+            where="/proc/meminfo",
+            expected="a line 'MemAvailable: N kB'",
+            found="none",
+            remedy="run on Linux 3.14 or later with /proc mounted",
+        )
+    )
 
 
 def _cgroup_room() -> float:

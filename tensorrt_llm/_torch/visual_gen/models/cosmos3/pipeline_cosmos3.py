@@ -3,8 +3,9 @@
 
 A request runs through pure functions (``defaults``, ``conditioning``, ``prompts``, ``sampling``,
 ``denoising``, ``sound``) around one flat loop, ``_denoise_one``, which is the same for every task.
-Nothing of a request outlives it: the schedulers are its own, and the transformer's text cache and
-step are reset however the request ends.
+Nothing of a request outlives it but the text K/V of its last branches, which the weights and the
+tokens determine: the schedulers are its own, and the transformer's tables and step are reset
+however the request ends.
 """
 
 import threading
@@ -50,9 +51,11 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.loop_inputs import (
     image_seeds,
     lay_out,
 )
+from tensorrt_llm._torch.visual_gen.models.cosmos3.memory_estimate import idle_capacity
 from tensorrt_llm._torch.visual_gen.models.cosmos3.prompts import tokenize_request
 from tensorrt_llm._torch.visual_gen.models.cosmos3.sampling import Cosmos3SamplingPolicy
 from tensorrt_llm._torch.visual_gen.models.cosmos3.sound import SoundDecoder
+from tensorrt_llm._torch.visual_gen.models.cosmos3.vae_decoding import Tile, choose_tile, tiled
 from tensorrt_llm._torch.visual_gen.models.cosmos3.warmup import warm_shape
 from tensorrt_llm.logger import logger
 from tensorrt_llm.visual_gen.media_refs import MediaPolicy
@@ -156,7 +159,8 @@ class Cosmos3OmniMoTPipeline:
             decoding = time.perf_counter()
             stop_if(should_cancel)
             check_latents(denoised.latents)
-            pixels = guard_pixels(values, guardrails, self.decode(denoised.latents))
+            tile = self._tile(values)
+            pixels = guard_pixels(values, guardrails, self.decode(denoised.latents, tile))
             audio = None
             if denoised.sound is not None:
                 check_latents(denoised.sound, "sound")
@@ -168,7 +172,7 @@ class Cosmos3OmniMoTPipeline:
             denoise=denoised.denoise,
             post_denoise=ended - decoding,
         )
-        metadata = self._metadata(request, denoised)
+        metadata = self._metadata(request, denoised, tile)
         if values.is_image:
             images = pixels[:, 0]
             image = images[0] if len(images) == 1 else images
@@ -213,7 +217,6 @@ class Cosmos3OmniMoTPipeline:
                 for seed in image_seeds(values.seed, values.num_images_per_prompt)
             ]
             finals = []
-            self.transformer.reset_cache()
             try:
                 for text in inputs.texts.values():
                     self.transformer.encode_text(text.ids, text.mask)
@@ -225,7 +228,7 @@ class Cosmos3OmniMoTPipeline:
                         finals.append(final)
             finally:
                 self.transformer.reset_denoising_step()
-                self.transformer.reset_cache()
+                self.transformer.end_request()
             ended = self._now()
         logger.info("Precision of %d steps: %s.", len(trace), summarize_trace(trace))
         latents, sounds = zip(*finals, strict=True)
@@ -262,6 +265,7 @@ class Cosmos3OmniMoTPipeline:
                 StepRecord(
                     timestep=timestep,
                     generation=self.transformer.gen_precision,
+                    attention=self.transformer.attention_precision,
                     understanding=self.transformer.und_precision,
                     branches=len(inputs.text_of(i).ids),
                 )
@@ -295,8 +299,12 @@ class Cosmos3OmniMoTPipeline:
         return video, combine_branches(output.audio, values.guidance_scale)
 
     @torch.no_grad()
-    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+    def decode(self, latents: torch.Tensor, tile: Tile | None = None) -> torch.Tensor:
         """Latents [N, C, T, H, W] to uint8 RGB [N, frames, height, width, 3] on the CPU.
+
+        Args:
+            latents: FP32.
+            tile: Decode in tiles of this size; None decodes at once.
 
         Raises:
             RuntimeError: decoded values that are not finite.
@@ -306,7 +314,8 @@ class Cosmos3OmniMoTPipeline:
         pixels = []
         for image in latents.split(1):
             image = denormalize_latents(image, mean, std, vae.dtype)
-            decoded = vae.decode(image, return_dict=False)[0]
+            with tiled(vae, tile):
+                decoded = vae.decode(image, return_dict=False)[0]
             check_decoded(decoded)
             pixels.append(to_uint8(decoded))
         return torch.cat(pixels)
@@ -341,7 +350,14 @@ class Cosmos3OmniMoTPipeline:
         self.sampling.set_timesteps(scheduler, num_inference_steps=values.num_inference_steps)
         return scheduler
 
-    def _metadata(self, request: Cosmos3Request, denoised: Denoised) -> dict[str, Any]:
+    def _tile(self, values: ResolvedRequest) -> Tile | None:
+        capacity = idle_capacity(self.components.device)
+        size = (values.height, values.width, values.num_frames)
+        return choose_tile(self.components.vae, *size, capacity)
+
+    def _metadata(
+        self, request: Cosmos3Request, denoised: Denoised, tile: Tile | None
+    ) -> dict[str, Any]:
         values = request.values
         return {
             "request": values.report(),
@@ -353,6 +369,7 @@ class Cosmos3OmniMoTPipeline:
             "fp8_linears": self.transformer.fp8_linear_counts(),
             "precision_trace": [asdict(record) for record in denoised.trace],
             "sigmas": list(denoised.sigmas),
+            "decoding_tile": None if tile is None else asdict(tile),
         }
 
     def _now(self) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the linears of a tower really run, read from what is bound to them."""
+"""What the linears and the attention of a tower really run, read from what is bound to them."""
 
 import torch
 from torch import nn
@@ -10,6 +10,7 @@ from tensorrt_llm._torch.modules.linear import (
     LinearMethodBase,
     W8A16FP8LinearMethod,
 )
+from tensorrt_llm._torch.visual_gen.modules.attention import Attention
 
 _DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -27,6 +28,21 @@ def bound_precision(root: nn.Module) -> str:
         recipe excludes some linears.
     """
     return "+".join(sorted({_name(linear, linear.quant_method) for linear in _linears(root)}))
+
+
+def attention_precision(root: nn.Module, dtype: torch.dtype) -> str:
+    """Name what the attention modules under ``root`` attend over in this step.
+
+    Args:
+        root: The tower.
+        dtype: Of the model's activations.
+
+    Returns:
+        "fp8", "bf16", "fp16" or "fp32"; two joined by "+" where layers differ.
+    """
+    attentions = [module for module in root.modules() if isinstance(module, Attention)]
+    names = {"fp8" if m.attends_in_fp8() else _DTYPE_NAMES[dtype] for m in attentions}
+    return "+".join(sorted(names))
 
 
 def _linears(root: nn.Module) -> list[Linear]:

@@ -22,11 +22,14 @@ from torch.nn import functional as F
 from tensorrt_llm._torch.modules.embedding import Embedding
 from tensorrt_llm._torch.modules.gated_mlp import GatedMLP
 from tensorrt_llm._torch.modules.rms_norm import RMSNorm
+from tensorrt_llm._torch.visual_gen.attention_backend import E4M3Operands, KeyLengths
 from tensorrt_llm._torch.visual_gen.config import DiffusionModelConfig
 from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
-from tensorrt_llm._torch.visual_gen.models.cosmos3.branch_cache import BranchCache, TextBranch
+from tensorrt_llm._torch.visual_gen.models.cosmos3.branch_cache import BranchCache, TextKeys
+from tensorrt_llm._torch.visual_gen.models.cosmos3.layer_graphs import LayerGraphs
 from tensorrt_llm._torch.visual_gen.models.cosmos3.patches import patchify, unpatchify
 from tensorrt_llm._torch.visual_gen.models.cosmos3.precision_report import (
+    attention_precision,
     bound_precision,
     count_fp8_linears,
 )
@@ -52,6 +55,14 @@ from tensorrt_llm.logger import logger
 # Sinusoid of the timestep: 256 channels, cosines first, wavelengths up to 10,000 (cosmos3.md C.5).
 _TIMESTEP_CHANNELS = 256
 _TIMESTEP_MAX_PERIOD = 10_000.0
+
+MAX_SHORT_ROWS = 16_384
+"""Rows up to which a step counts as short, for CUDA graphs by default. At 2,048 rows (1024x1024,
+two branches) the kernels take 30 ms and their launches 63; at 37,440 (480p x 189) 1.1 s."""
+
+MAX_MLP_ROWS = 49_152
+"""Rows that go through an MLP at once. Both branches of 720p x 189 frames are 88,320: two parts
+halve the MLP's tensors, 2.5 GiB of Nano, for one copy of its output, 0.3 % of the step."""
 
 
 def uses_static_fp8(model_config: DiffusionModelConfig) -> bool:
@@ -98,11 +109,7 @@ class TransformerOutput:
 
 
 class _DecoderLayer(nn.Module):
-    """Pre-norm attention and gated MLP. Subclasses name the attention and say what it attends to.
-
-    ``project`` and ``finish`` are the two halves around attention. Only attention depends on the
-    text length, so compiling the halves alone keeps one graph for every prompt.
-    """
+    """Pre-norm attention and gated MLP. Subclasses name the attention and what it attends to."""
 
     attention_name: str
 
@@ -143,32 +150,9 @@ class _DecoderLayer(nn.Module):
     def attention(self) -> Attention:
         return getattr(self, self.attention_name)
 
-    def project(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Hidden [B, N, H] and tables [B, N, D] to q, k, v [B, N, heads, D], normed and rotated."""
-        attention = self.attention
-        heads = (hidden.shape[0], hidden.shape[1], -1, attention.head_dim)
-        q, k, v = attention.get_qkv(self.input_layernorm(hidden))
-        q = apply_rotary(attention.norm_q(q.view(heads)), cos, sin)
-        k = apply_rotary(attention.norm_k(k.view(heads)), cos, sin)
-        return q, k, v.view(heads)
-
-    def finish(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """Hidden [B, N, H] and attention output [B, N, heads * D] to the layer's output."""
-        hidden = hidden + self.attention.to_out[0](attended)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
-
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool
-    ) -> torch.Tensor:
-        """[B, N, heads, D] each to [B, N, heads * D]."""
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return self.attention.attend(q, k, v, is_causal=is_causal)
-
 
 class UnderstandingLayer(_DecoderLayer):
-    """One causal layer over the text of one branch."""
+    """One causal layer over the text of one branch. It runs once a request, so it is plain."""
 
     attention_name = "self_attn"
 
@@ -179,21 +163,56 @@ class UnderstandingLayer(_DecoderLayer):
         self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Hidden [1, L, H] to the layer's output and its keys and values [1, L, kv_heads, D]."""
-        q, k, v = self.project(hidden, cos, sin)
-        return self.finish(hidden, self.attend(q, k, v, is_causal=True)), k, v
+        attention = self.attention
+        q, k, v = (self._heads(x) for x in attention.get_qkv(self.input_layernorm(hidden)))
+        q = apply_rotary(attention.norm_q(q), cos, sin)
+        k = apply_rotary(attention.norm_k(k), cos, sin)
+        attended = attention.backend.forward(q, k, v, is_causal=True).flatten(2)
+        hidden = hidden + attention.to_out[0](attended)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden)), k, v
 
     def keys_values(
         self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values alone: all that generation reads of the last layer."""
         attention = self.attention
-        heads = (hidden.shape[0], hidden.shape[1], -1, attention.head_dim)
-        k, v = attention.get_kv(self.input_layernorm(hidden))
-        return apply_rotary(attention.norm_k(k.view(heads)), cos, sin), v.view(heads)
+        k, v = (self._heads(x) for x in attention.get_kv(self.input_layernorm(hidden)))
+        return apply_rotary(attention.norm_k(k), cos, sin), v
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (-1, self.attention.head_dim))
+
+
+class ResidualStream:
+    """The media tokens between two layers: [B, N, H] and, not yet added, [B, N, H] or None.
+
+    A layer takes them out, so that nobody keeps the tensors of the layer before alive: 1.4 GiB of
+    720p video.
+    """
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self._tensors: tuple[torch.Tensor, torch.Tensor | None] | None = (hidden, None)
+
+    def put(self, hidden: torch.Tensor, delta: torch.Tensor) -> None:
+        """Leave the stream and what the next layer has to add to it."""
+        self._tensors = (hidden, delta)
+
+    def take(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Take out what was left, once."""
+        tensors, self._tensors = self._tensors, None
+        return tensors
 
 
 class GenerationLayer(_DecoderLayer):
-    """One layer over the media tokens, which attend to the branch's text and to each other."""
+    """One layer over the media tokens, which attend to the branch's text and to each other.
+
+    A layer leaves its residual stream and, not yet added, what its MLP gave: the next layer adds it
+    in the pass that norms, and where the projections behind the norm take FP8 the same pass
+    quantises for all of them (``trtllm::add_rms_norm``).
+
+    ``project`` and ``finish`` stand before and behind attention. Only attention depends on the text
+    length, so compiling these two alone keeps one graph for every prompt.
+    """
 
     attention_name = "cross_attention"
 
@@ -204,24 +223,115 @@ class GenerationLayer(_DecoderLayer):
 
     def forward(
         self,
-        hidden: torch.Tensor,
+        stream: ResidualStream,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        branches: tuple[TextBranch, ...],
-    ) -> torch.Tensor:
-        """Hidden [B, N, H] and B branches to [B, N, H]. Branches attend one by one, so the padding
-        of a shorter text never enters attention."""
-        q, k, v = self.project(hidden, cos, sin)
-        attended = [
-            self.attend(
-                q[i : i + 1],
-                torch.cat((branch.keys[self.index], k[i : i + 1]), dim=1),
-                torch.cat((branch.values[self.index], v[i : i + 1]), dim=1),
-                is_causal=False,
+        text: TextKeys,
+        lengths: KeyLengths,
+    ) -> None:
+        """Run the layer: take [B, N, H] out of the stream, and leave the result in it.
+
+        Args:
+            stream: The media tokens.
+            cos: Rotary table [B, N, D], like sin.
+            sin: Rotary table.
+            text: Keys and values of the B branches.
+            lengths: Keys of each branch, text and media: ``text.lengths.plus(N)``.
+        """
+        rotary = (cos, sin, text.keys[self.index], text.values[self.index], text.lengths.device)
+        fp8 = self.attention.attends_in_fp8()
+        project = self.project_e4m3 if fp8 else self.project
+        hidden, *operands = project(*stream.take(), *rotary)
+        backend = self.attention.backend
+        if fp8:
+            operands = E4M3Operands(*operands)
+            attended = backend.forward_e4m3(operands, lengths=lengths)
+            attended = torch.ops.trtllm.add_value_mean(
+                attended, operands.v_mean, self.attention.fp8_output_scale()
             )
-            for i, branch in enumerate(branches)
-        ]
-        return self.finish(hidden, attended[0] if len(attended) == 1 else torch.cat(attended))
+        else:
+            attended = backend.forward(*operands, lengths=lengths)
+        del operands  # a third of what the MLP needs next
+        output = self.attention.to_out[0](attended.flatten(2))
+        del attended
+        norm, scale = self.post_attention_layernorm, self.mlp.fp8_input_scale()
+        normed, hidden = add_norm(norm, output, hidden, scale)
+        del output
+        stream.put(hidden, self._run_mlp(normed))
+
+    def project(
+        self,
+        hidden: torch.Tensor,
+        delta: torch.Tensor | None,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        text_keys: torch.Tensor,
+        text_values: torch.Tensor,
+        text_lengths: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The half before attention: the residual stream with delta added, and q, k, v.
+
+        q is [B, N, heads, D], normed and rotated; k and v are [B, L + N, kv_heads, D], the media's
+        rows behind the valid text rows of each branch.
+        """
+        hidden, *operands = self._projected(hidden, delta, cos, sin)
+        q, k, v = torch.ops.trtllm.qk_norm_rope(*operands, text_keys, text_values, text_lengths)
+        return hidden, q, k, v
+
+    def project_e4m3(
+        self,
+        hidden: torch.Tensor,
+        delta: torch.Tensor | None,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        text_keys: torch.Tensor,
+        text_values: torch.Tensor,
+        text_lengths: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """``project`` for FP8 attention: hidden, then the fields of ``E4M3Operands``."""
+        hidden, *operands = self._projected(hidden, delta, cos, sin)
+        quantised = torch.ops.trtllm.qkv_norm_rope_e4m3(
+            *operands, text_keys, text_values, text_lengths
+        )
+        return hidden, *quantised
+
+    def finish(self, normed: torch.Tensor) -> torch.Tensor:
+        """The MLP over any rows [..., H] of the normed stream."""
+        return self.mlp(normed)
+
+    def _run_mlp(self, normed: torch.Tensor) -> torch.Tensor:
+        """``finish`` over [B, N, H], in even parts of at most ``MAX_MLP_ROWS`` rows."""
+        parts = math.ceil(normed.shape[0] * normed.shape[1] / MAX_MLP_ROWS)
+        if parts <= 1:
+            return self.finish(normed)
+        rows = normed.flatten(0, 1)
+        out = torch.empty(rows.shape, dtype=self.input_layernorm.weight.dtype, device=rows.device)
+        for source, target in zip(rows.chunk(parts), out.chunk(parts), strict=True):
+            target.copy_(self.finish(source))
+        return out.view(normed.shape)
+
+    def _projected(
+        self,
+        hidden: torch.Tensor,
+        delta: torch.Tensor | None,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> tuple:
+        """Hidden, then q, k, v and what both rotary ops take beside them."""
+        attention = self.attention
+        normed, hidden = add_norm(self.input_layernorm, delta, hidden, attention.fp8_input_scale())
+        norm_q, norm_k = attention.norm_q, attention.norm_k
+        q, k, v = attention.get_qkv(normed)
+        return hidden, q, k, v, norm_q.weight, norm_k.weight, norm_q.eps, cos, sin
+
+
+def add_norm(
+    norm: RMSNorm, delta: torch.Tensor | None, hidden: torch.Tensor, scale: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``hidden + delta`` normed (FP8 codes where a scale is given), and the sum itself."""
+    if delta is None:
+        return torch.ops.trtllm.rms_norm(hidden, norm.weight, norm.eps, scale), hidden
+    return torch.ops.trtllm.add_rms_norm(delta, hidden, norm.weight, norm.eps, scale)
 
 
 class UnderstandingTower(nn.Module):
@@ -306,6 +416,8 @@ class Cosmos3VFMTransformer(nn.Module):
         self.step_precision_controller: StepPrecisionController | None = None
         self._precision_report: tuple | None = None
         self._cache = BranchCache(self.language_model)
+        backend = self.gen_layers[0].attention.backend
+        self._graphs = LayerGraphs(self._run_tokens, backend.reads_lengths_on_device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -351,7 +463,7 @@ class Cosmos3VFMTransformer(nn.Module):
         self._check_call(
             hidden_states, timestep, text_ids, video_shape, raw_timestep, audio_latents
         )
-        branches = self._cache.branches(text_ids, text_mask)
+        text = self._cache.text(text_ids, text_mask)
         time_embedding = self.time_embedder(raw_timestep).to(self.dtype)[:, None]
 
         vision, grid = patchify(hidden_states.to(self.dtype), self.arch.latent_patch_size)
@@ -371,10 +483,13 @@ class Cosmos3VFMTransformer(nn.Module):
             sound_frames = sound.shape[1]
             hidden = torch.cat((hidden, sound), dim=1)
 
-        cos, sin = self._media_tables(branches, grid, fps, sound_frames)
-        for layer in self.gen_layers:
-            hidden = layer(hidden, cos, sin, branches)
-        hidden = self.norm_moe_gen(hidden)
+        cos, sin = self._media_tables(text.lengths.host, grid, fps, sound_frames)
+        if self._captures(hidden):
+            hidden = self._graphs(self.gen_precision, hidden, cos, sin, text)
+        else:
+            stream, rows = ResidualStream(hidden), hidden.shape[1]
+            del hidden
+            hidden = self._run_layers(stream, cos, sin, text, rows)
 
         vision_tokens = vision.shape[1]
         velocity = self.llm2vae(hidden[:, :vision_tokens])
@@ -396,11 +511,20 @@ class Cosmos3VFMTransformer(nn.Module):
             text_ids: [B, L] int64.
             text_mask: [B, L], nonzero = token.
         """
-        self._cache.branches(text_ids, text_mask)
+        self._cache.text(text_ids, text_mask)
+
+    def end_request(self) -> None:
+        """Forget the request, but for the text K/V of its last branches.
+
+        They depend on the weights and the tokens alone, so a later request with the same negative
+        prompt finds them computed, with the same bits.
+        """
+        self._cache.end_request()
 
     def reset_cache(self) -> None:
-        """Forget the request's text K/V and position tables."""
+        """Forget all text K/V, position tables and captured graphs."""
         self._cache.clear()
+        self._graphs.clear()
 
     def set_denoising_step(self, step_index: int, num_steps: int) -> None:
         """Select the precision of step ``step_index``; a model without a policy has one only."""
@@ -424,6 +548,11 @@ class Cosmos3VFMTransformer(nn.Module):
     def und_precision(self) -> str:
         """How the understanding tower's linears run; read like ``gen_precision``."""
         return self._bound_precisions()[1]
+
+    @property
+    def attention_precision(self) -> str:
+        """What the generation tower's attention runs on right now: "fp8", or the dtype's name."""
+        return self._bound_precisions()[2]
 
     def fp8_linear_counts(self) -> dict[str, int]:
         """Linears with FP8 weights, per tower."""
@@ -451,6 +580,7 @@ class Cosmos3VFMTransformer(nn.Module):
             if module is not self and hasattr(module, "post_load_weights"):
                 module.post_load_weights()
         self._precision_report = None
+        self.reset_cache()
         self._maybe_install_step_precision()
 
     def _maybe_install_step_precision(self) -> None:
@@ -493,12 +623,43 @@ class Cosmos3VFMTransformer(nn.Module):
             "16 bit" if policy.reasoner_high_precision else "native",
         )
 
-    def _bound_precisions(self) -> tuple[str, str]:
+    def _captures(self, hidden: torch.Tensor) -> bool:
+        """Whether a step of these media tokens [B, N, H] goes through a CUDA graph."""
+        wanted = self.model_config.cuda_graph.enable
+        if wanted is None:
+            short = hidden.shape[0] * hidden.shape[1] <= MAX_SHORT_ROWS
+            wanted = short and self.gen_layers[0].attention.backend.reads_lengths_on_device
+        return wanted and hidden.is_cuda
+
+    def _run_layers(
+        self,
+        stream: ResidualStream,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        text: TextKeys,
+        rows: int,
+    ) -> torch.Tensor:
+        """Embedded media tokens, [B, rows, H] in the stream, to the last layer's normed output."""
+        lengths = text.lengths.plus(rows)
+        for layer in self.gen_layers:
+            layer(stream, cos, sin, text, lengths)
+        hidden, delta = stream.take()
+        return add_norm(self.norm_moe_gen, delta, hidden, None)[0]
+
+    def _run_tokens(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, text: TextKeys
+    ) -> torch.Tensor:
+        """``_run_layers`` for a captured graph, whose input stays alive anyway."""
+        return self._run_layers(ResidualStream(hidden), cos, sin, text, hidden.shape[1])
+
+    def _bound_precisions(self) -> tuple[str, str, str]:
         controller = self.step_precision_controller
         mode = (controller, controller is not None and controller.high_precision)
         if self._precision_report is None or self._precision_report[0] != mode:
             towers = (self.gen_layers, self.language_model.layers)
-            self._precision_report = (mode, tuple(bound_precision(tower) for tower in towers))
+            attention = attention_precision(self.gen_layers, self.dtype)
+            report = (*(bound_precision(tower) for tower in towers), attention)
+            self._precision_report = (mode, report)
         return self._precision_report[1]
 
     def _check_call(
@@ -511,27 +672,32 @@ class Cosmos3VFMTransformer(nn.Module):
                 timestep is not None and raw_timestep is not None,
                 "two tensors [batch]",
                 f"{type(timestep).__name__} and {type(raw_timestep).__name__}",
+                "pass raw_timestep from the scheduler, and timestep = raw_timestep / "
+                "num_train_timesteps",
             ),
             (
                 "Latents and video_shape disagree",
                 tuple(hidden_states.shape[2:]) == tuple(video_shape),
                 tuple(video_shape),
                 tuple(hidden_states.shape),
+                "pass video_shape=tuple(hidden_states.shape[2:])",
             ),
             (
                 "Latents and text_ids disagree about the batch",
                 text_ids.shape[0] == batch,
                 f"{batch} rows",
                 tuple(text_ids.shape),
+                "expand the latents to one row for each guidance branch",
             ),
             (
                 "audio_latents given to a checkpoint without sound",
                 audio_latents is None or self.arch.sound_gen,
                 "None",
                 "a tensor",
+                "leave audio_latents out, or load a checkpoint with sound_gen true",
             ),
         ]
-        for what, holds, expected, found in rules:
+        for what, holds, expected, found, remedy in rules:
             if not holds:
                 raise ValueError(
                     describe_error(
@@ -539,19 +705,25 @@ class Cosmos3VFMTransformer(nn.Module):
                         where="Cosmos3VFMTransformer.forward",
                         expected=expected,
                         found=found,
-                        remedy="pass tensors of the expected shapes",
+                        remedy=remedy,
                     )
                 )
 
     def _media_tables(
         self,
-        branches: tuple[TextBranch, ...],
+        lengths: tuple[int, ...],
         grid: tuple[int, int, int],
         fps: float | None,
         sound_frames: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tables [B, N, D] of the media tokens of each branch, made once per request."""
-        lengths = tuple(branch.length for branch in branches)
+        """Tables [B, N, D] of the media tokens of each branch, made once per request.
+
+        Args:
+            lengths: Text tokens of the branches.
+            grid: Latent frames and patch rows and columns.
+            fps: Frame rate, or None.
+            sound_frames: Sound tokens.
+        """
 
         def build() -> tuple[torch.Tensor, torch.Tensor]:
             tables = []

@@ -39,7 +39,6 @@ def warm_shape(
     inputs = lay_out(pipeline.components, request, torch.full((len(guided),), 500.0), guided)
     start = pipeline.start(inputs, values.seed)
     seen = set()
-    transformer.reset_cache()
     try:
         for step, num_steps in _STEPS:
             transformer.set_denoising_step(step, num_steps)
@@ -54,7 +53,7 @@ def warm_shape(
                     check_latents(sound, "sound")
     finally:
         transformer.reset_denoising_step()
-        transformer.reset_cache()
+        transformer.end_request()
     pipeline.decode(start.latents)
     if start.sound is not None:
         pipeline.sound.decode(start.sound, values)

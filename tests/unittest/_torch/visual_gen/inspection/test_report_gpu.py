@@ -7,13 +7,18 @@ import pytest
 import torch
 
 from tensorrt_llm._torch.modules.linear import Linear
+from tensorrt_llm._torch.visual_gen.attention_backend import KeyLengths
 from tensorrt_llm._torch.visual_gen.checkpoints.source import resolve_source
 from tensorrt_llm._torch.visual_gen.config import DiffusionModelConfig
 from tensorrt_llm._torch.visual_gen.inspection.memory import layer_bytes
 from tensorrt_llm._torch.visual_gen.inspection.render import render_text
 from tensorrt_llm._torch.visual_gen.inspection.report import inspect_checkpoint
 from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
-from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import GenerationLayer
+from tensorrt_llm._torch.visual_gen.models.cosmos3.branch_cache import TextKeys
+from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import (
+    GenerationLayer,
+    ResidualStream,
+)
 from tensorrt_llm.models.modeling_utils import QuantConfig
 from tensorrt_llm.quantization.mode import QuantAlgo
 from tensorrt_llm.visual_gen import VisualGenParams
@@ -59,16 +64,24 @@ def test_the_estimate_of_a_layer_is_what_the_allocator_counts_at_480p():
         quant_config=QuantConfig(quant_algo=QuantAlgo.FP8),
     )
     arch, layer = Cosmos3Architecture(), static_fp8_layer(config, device)
-    hidden = torch.randn(branches, tokens, arch.hidden_size, dtype=torch.bfloat16, device=device)
-    tables = torch.rand(2, branches, tokens, arch.head_dim, dtype=torch.bfloat16, device=device)
-    text = torch.randn(1, 300, arch.num_key_value_heads, arch.head_dim, device=device).bfloat16()
-    texts = (SimpleNamespace(keys=(text,), values=(text,)),) * branches
-    given = sum(t.numel() * t.element_size() for t in (hidden, tables))
+    options = {"dtype": torch.bfloat16, "device": device}
+    tables = torch.rand(2, branches, tokens, arch.head_dim, **options)
+    keys = torch.randn(branches, 300, arch.num_key_value_heads, arch.head_dim, **options)
+    lengths = KeyLengths(
+        torch.full((branches,), 300, dtype=torch.int32, device=device), (300,) * branches
+    )
+    text = TextKeys((keys,), (keys,), lengths)
+    given = tables.numel() * tables.element_size()
     for _ in range(2):  # the first run compiles kernels and loads libraries
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        layer(hidden, tables[0], tables[1], texts)
+        stream = ResidualStream(torch.randn(branches, tokens, arch.hidden_size, **options))
+        hidden, _ = stream.take()
+        stream.put(hidden, torch.randn_like(hidden))
+        del hidden
+        layer(stream, *tables, text, lengths.plus(tokens))
+        stream.take()
     peak = torch.cuda.max_memory_allocated() - before + given
     estimate = layer_bytes(config, arch, branches, tokens)
     # Workspaces of GEMM and attention are what the estimate leaves out.

@@ -80,8 +80,8 @@ def test_pixels_are_rounded_and_clamped_and_channels_come_last():
 
 def test_a_trace_is_summarised_by_runs():
     modes = ["w8a16"] * 3 + ["w8a8"] * 2 + ["w8a16"]
-    trace = [StepRecord(0, mode, "w8a16", 2) for mode in modes]
-    expected = "generation 3 w8a16, 2 w8a8, 1 w8a16; understanding 6 w8a16"
+    trace = [StepRecord(0, mode, "bf16", "w8a16", 2) for mode in modes]
+    expected = "generation 3 w8a16, 2 w8a8, 1 w8a16; attention 6 bf16; understanding 6 w8a16"
     assert summarize_trace(trace) == expected
 
 

@@ -63,6 +63,7 @@ def test_the_trace_says_how_each_step_ran(pipeline, steps):
     assert [record["generation"] for record in trace] == expected
     assert [call["precision"] for call in pipeline.transformer.calls] == expected
     assert {record["understanding"] for record in trace} == {"w8a16"}
+    assert {record["attention"] for record in trace} == {"bf16"}
     assert [record["branches"] for record in trace] == [2] * steps
 
 
@@ -79,7 +80,8 @@ def test_the_trace_is_one_line_of_the_log_without_the_prompt(pipeline, caplog):
     with caplog.at_level(logging.INFO, logger="tensorrt_llm"):
         pipeline.generate(pipeline.prepare_request("A secret robot", params()))
     (line,) = [r.getMessage() for r in caplog.records if "Precision" in r.getMessage()]
-    assert "generation 3 w8a16, 2 w8a8, 3 w8a16; understanding 8 w8a16" in line
+    trace = "generation 3 w8a16, 2 w8a8, 3 w8a16; attention 8 bf16; understanding 8 w8a16"
+    assert trace in line
     assert "secret" not in caplog.text
 
 
@@ -130,7 +132,7 @@ def test_cancelling_stops_before_the_next_step_and_resets(pipeline):
         pipeline.generate(request, should_cancel=lambda: len(pipeline.transformer.calls) == 3)
     transformer = pipeline.transformer
     assert len(transformer.calls) == 3 and transformer.step is None
-    assert transformer.events == ["reset cache", "reset step", "reset cache"]
+    assert transformer.events == ["reset step", "end request"]
 
 
 def test_a_cancel_after_the_last_step_saves_the_decoding(pipeline, monkeypatch):
@@ -148,7 +150,7 @@ def test_an_error_in_the_middle_resets_the_transformer(pipeline):
     with pytest.raises(ZeroDivisionError):
         pipeline.generate(pipeline.prepare_request("A robot", params()), on_step=fail)
     assert pipeline.transformer.step is None
-    assert pipeline.transformer.events[-2:] == ["reset step", "reset cache"]
+    assert pipeline.transformer.events[-2:] == ["reset step", "end request"]
 
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])
@@ -184,7 +186,7 @@ def test_requests_of_two_threads_do_not_interleave(pipeline):
         thread.join()
     assert len(results) == 4 and all(torch.equal(result, expected) for result in results)
     events = pipeline.transformer.events
-    assert events == ["reset cache", "reset step", "reset cache"] * 5
+    assert events == ["reset step", "end request"] * 5
 
 
 def test_warm_up_runs_both_modes_for_one_and_two_branches_at_every_shape(pipeline):
@@ -195,7 +197,7 @@ def test_warm_up_runs_both_modes_for_one_and_two_branches_at_every_shape(pipelin
     expected = {(s, m, b) for s in shapes for m in ("w8a8", "w8a16") for b in (1, 2)}
     assert found == expected and len(calls) == len(expected)
     assert pipeline.transformer.step is None
-    assert pipeline.transformer.events[-2:] == ["reset step", "reset cache"]
+    assert pipeline.transformer.events[-2:] == ["reset step", "end request"]
 
 
 def test_a_warm_up_that_gives_no_numbers_fails_at_load(pipeline):

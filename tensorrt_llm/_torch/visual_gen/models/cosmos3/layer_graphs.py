@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA graphs of the generation layers: one per precision mode and shape, bounded in number.
+
+A graph replays kernels on fixed addresses, so what a request changes is copied into inputs of the
+graph's own: the media tokens every step, the text K/V and the tables once a request. Where the
+attention backend reads key lengths on the device, the text has room for ``TEXT_CAPACITY`` tokens
+and one graph serves every prompt; elsewhere the lengths belong to the key.
+
+Nothing of a request selects what a graph does but its inputs: a request that fails or is cancelled
+leaves the graphs as they were.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from tensorrt_llm._torch.visual_gen.attention_backend import KeyLengths
+from tensorrt_llm._torch.visual_gen.models.cosmos3.branch_cache import TextKeys
+from tensorrt_llm.logger import logger
+
+MAX_GRAPHS = 8
+"""Graphs kept; the one used longest ago is dropped. Two modes at four shapes, or two by two with
+and without guidance at two."""
+
+TEXT_CAPACITY = 4096
+"""Text tokens a branch that a graph has room for, and the step by which it grows: the default
+``max_sequence_length``."""
+
+RunLayers = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, TextKeys], torch.Tensor]
+
+
+class Captured(NamedTuple):
+    """A captured run: the first result, the graph's output, and what repeats it into that."""
+
+    first: torch.Tensor
+    output: torch.Tensor
+    replay: Callable[[], None]
+
+
+class ShapeKey(NamedTuple):
+    """What the inputs of a graph look like.
+
+    Attributes:
+        media: Shape of the media tokens (B, N, H).
+        capacity: Text rows.
+        lengths: The branches' text lengths where the backend needs them on the host, else None.
+    """
+
+    media: tuple[int, ...]
+    capacity: int
+    lengths: tuple[int, ...] | None
+
+
+@dataclass(eq=False)
+class _Inputs:
+    """The addresses that the graphs of one shape read, and whose values they hold."""
+
+    hidden: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    text: TextKeys
+    loaded_tables: torch.Tensor | None = None
+    loaded_text: TextKeys | None = None
+
+
+class LayerGraphs:
+    """Runs the generation layers through graphs, capturing each the first time it is needed.
+
+    Args:
+        run: (hidden [B, N, H], cos, sin [B, N, D], text) to [B, N, H], the thing to capture.
+        any_length: Whether ``run`` serves a text whose lengths the host does not know.
+        capture: How a run is captured; ``CudaCapture()`` by default.
+    """
+
+    def __init__(
+        self,
+        run: RunLayers,
+        any_length: bool,
+        capture: Callable[[Callable[[], torch.Tensor]], Captured] | None = None,
+    ) -> None:
+        self._run = run
+        self._any_length = any_length
+        self._capture = CudaCapture() if capture is None else capture
+        self._inputs: dict[ShapeKey, _Inputs] = {}
+        # In the order of their last use.
+        self._graphs: dict[tuple[str, ShapeKey], Captured] = {}
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def clear(self) -> None:
+        """Drop every graph and its inputs."""
+        self._graphs.clear()
+        self._inputs.clear()
+
+    def __call__(
+        self,
+        mode: str,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        text: TextKeys,
+    ) -> torch.Tensor:
+        """Run the layers in the precision that is bound now.
+
+        Args:
+            mode: Names that precision.
+            hidden: [B, N, H].
+            cos: [B, N, D], like sin.
+            sin: Rotary table.
+            text: Of the B branches.
+
+        Returns:
+            [B, N, H]; valid until the next call.
+        """
+        shape = self._shape_key(hidden, text)
+        inputs = self._inputs.get(shape)
+        if inputs is None:
+            inputs = _new_inputs(shape, hidden, cos, sin, text)
+        _load(inputs, hidden, cos, sin, text)
+        graph = self._graphs.pop((mode, shape), None)
+        if graph is not None:
+            self._graphs[mode, shape] = graph
+            graph.replay()
+            return graph.output
+        self._make_room()
+        logger.info("Capturing a CUDA graph: %s, %s tokens.", mode, "x".join(map(str, shape.media)))
+        graph = self._capture(lambda: self._run(inputs.hidden, inputs.cos, inputs.sin, inputs.text))
+        # Kept only now: a capture that fails leaves nothing behind.
+        self._inputs[shape] = inputs
+        self._graphs[mode, shape] = graph._replace(first=graph.output)
+        return graph.first
+
+    def _shape_key(self, hidden: torch.Tensor, text: TextKeys) -> ShapeKey:
+        longest = text.keys[0].shape[1]
+        if self._any_length:
+            capacity = math.ceil(longest / TEXT_CAPACITY) * TEXT_CAPACITY
+            return ShapeKey(tuple(hidden.shape), capacity, None)
+        return ShapeKey(tuple(hidden.shape), longest, text.lengths.host)
+
+    def _make_room(self) -> None:
+        while len(self._graphs) >= MAX_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        in_use = {shape for _, shape in self._graphs}
+        for shape in self._inputs.keys() - in_use:
+            del self._inputs[shape]
+
+
+def _new_inputs(
+    shape: ShapeKey, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, text: TextKeys
+) -> _Inputs:
+    def room(rows: torch.Tensor) -> torch.Tensor:
+        return rows.new_zeros((rows.shape[0], shape.capacity, *rows.shape[2:]))
+
+    lengths = KeyLengths(text.lengths.device.clone(), shape.lengths)
+    keys, values = (tuple(map(room, rows)) for rows in (text.keys, text.values))
+    tensors = (
+        torch.empty_like(x, memory_format=torch.contiguous_format) for x in (hidden, cos, sin)
+    )
+    return _Inputs(*tensors, TextKeys(keys, values, lengths))
+
+
+def _load(
+    inputs: _Inputs, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, text: TextKeys
+) -> None:
+    inputs.hidden.copy_(hidden)
+    # Forgotten before they are overwritten: a copy that fails half-way must be made again.
+    if inputs.loaded_tables is not cos:
+        inputs.loaded_tables = None
+        inputs.cos.copy_(cos)
+        inputs.sin.copy_(sin)
+        inputs.loaded_tables = cos
+    if inputs.loaded_text is not text:
+        inputs.loaded_text = None
+        longest = text.keys[0].shape[1]
+        for rooms, rows in ((inputs.text.keys, text.keys), (inputs.text.values, text.values)):
+            for room, row in zip(rooms, rows, strict=True):
+                room[:, :longest].copy_(row)
+        inputs.text.lengths.device.copy_(text.lengths.device)
+        inputs.loaded_text = text
+
+
+class CudaCapture:
+    """Captures on a stream of its own; all graphs share one memory pool.
+
+    Sharing is sound because a graph's output is read before another graph runs.
+    """
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: tuple | None = None
+
+    def __call__(self, run: Callable[[], torch.Tensor]) -> Captured:
+        """Run once as a warm-up, which compiles and reserves what is missing, then capture."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+            self._pool = torch.cuda.graph_pool_handle()
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            first = run()
+        current.wait_stream(self._stream)
+        first.record_stream(current)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            output = run()
+        return Captured(first, output, graph.replay)
