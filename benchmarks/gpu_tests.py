@@ -22,10 +22,12 @@ import triton
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run_list(name: str, report: Path) -> int:
+def run_list(name: str, report: Path, workers: int) -> int:
     """Run the gpu-marked tests of a list; pytest writes its JUnit report to ``report``."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--test-list", name]
     command += ["-p", "no:cacheprovider", f"--junitxml={report}"]
+    if workers > 1:
+        command += ["-n", str(workers), "--dist", "loadfile"]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
@@ -49,10 +51,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", required=True, help="name of a list, such as l0_h200")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--workers", type=int, default=1, help="test processes on the one GPU")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        code = run_list(arguments.list, report)
+        code = run_list(arguments.list, report, arguments.workers)
         outcomes = read_outcomes(report)
     counts: dict[str, int] = {}
     for outcome in outcomes:
