@@ -12,7 +12,7 @@ import time
 import torch
 
 from benchmarks.attention_kernels import fastest_16_bit
-from benchmarks.common import CASES, FAMILIES
+from benchmarks.common import CASES, FAMILIES, device_of
 from benchmarks.random_model import MODES, Inputs, Variant, random_transformer
 
 STEPS = 10
@@ -21,7 +21,7 @@ LINES = 40
 
 @torch.no_grad()
 def main() -> None:
-    device, family = torch.device("cuda"), FAMILIES["nano"]
+    device, family = device_of("cuda"), FAMILIES["nano"]
     model = random_transformer(family, device, Variant("eager", fastest_16_bit(device)))
     inputs = Inputs(family, CASES["image"], device)
     for mode in MODES:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.common import Record, say
+from benchmarks.common import Record, device_of, say
 from benchmarks.op_cases import (
     BF16,
     DEVICE,
@@ -126,8 +126,8 @@ def main() -> None:
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--kernels-only", action="store_true", help="without divisions and host")
     arguments = parser.parse_args()
+    device = device_of(DEVICE)
     torch.manual_seed(0)
-    device = torch.device(DEVICE)
     sm_version = get_sm_version()
     table = {
         str(dtype): _silu_and_mul_2in_launch_params(sm_version, dtype) for dtype in (BF16, FP8)

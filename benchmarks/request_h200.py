@@ -195,16 +195,22 @@ def lifecycle(
     try:
         pipeline.denoise(request, on_step=on_step, should_cancel=lambda: done == stop_at)
     except RequestCancelledError:
-        ended["cancelled"] = state()
+        pass
+    else:
+        raise RuntimeError("the request was to be cancelled, and was not")
+    ended["cancelled"] = state()  # not before: the traceback holds the step's tensors
     done = 0
     # Behind the layers, in front of the output projection: the step is half done.
     hook = transformer.llm2vae.register_forward_pre_hook(fail)
     try:
         pipeline.denoise(request, on_step=on_step)
     except PlannedFailureError:
-        ended["failed"] = state()
+        pass
+    else:
+        raise RuntimeError("the request was to fail, and did not")
     finally:
         hook.remove()
+    ended["failed"] = state()
     again = final_latents()
     row = record.add(
         "lifecycle",

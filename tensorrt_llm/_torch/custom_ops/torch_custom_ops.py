@@ -55,7 +55,7 @@ class _LaunchParams:
 # A block is a power of two and divisible by 32 * num_warps.
 _SILU_AND_MUL_2IN_LAUNCH_PARAMS: dict[int, _LaunchParams] = {
     # H200, 88,320 x 12,288 from BF16, medians of benchmarks/results/ops_h200.json. To FP8: 1.22 ms
-    # at (8192, 8), 1.25 at (2048, 4), 1.27 at (4096, 8). To BF16: 1.48 ms from (1024, 4) to
+    # at (8192, 8), 1.25 at (2048, 4), 1.27 at (4096, 8). To BF16: 1.49 ms from (1024, 4) to
     # (2048, 8).
     90: _LaunchParams(fp8_output=(8192, 8), wide_output=(1024, 4)),
     # Not measured: no Blackwell machine was at hand. The values of sm_90; sm_103 equals sm_100.

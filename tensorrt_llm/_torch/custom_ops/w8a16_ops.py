@@ -11,6 +11,8 @@ At the row counts of a picture or a clip the dequantisation costs 1 to 2 % of th
 (spec/performance.md), so a GEMM that reads FP8 weights itself has nothing to win.
 """
 
+import threading
+
 import torch
 import torch.nn.functional as F
 
@@ -27,8 +29,16 @@ _OP = "trtllm::linear_w8a16"
 _16_BIT = (torch.bfloat16, torch.float16)
 
 # (device index, stream, dtype) -> 1-d buffer. Work of one stream is in order, so the next layer
-# can't overwrite a weight that a GEMM still reads.
+# can't overwrite a weight that a GEMM still reads; the lock keeps the threads of two engines, which
+# share the default stream, from queueing between a weight and its GEMM.
+_LOCK = threading.Lock()
 _SCRATCH: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
+
+
+def scratch_buffers(stream: torch.cuda.Stream) -> tuple[torch.Tensor, ...]:
+    """The buffers of one stream, for whoever has to keep them alive."""
+    key = (stream.device_index, stream.cuda_stream)
+    return tuple(buffer for (*owner, _), buffer in _SCRATCH.items() if tuple(owner) == key)
 
 
 def reserve_scratch(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -66,6 +76,8 @@ def _check(x, weight, weight_scale, bias):
                 remedy="pass the activation of this layer",
             )
         )
+    if bias is not None:
+        check_same_device(bias, x.device, f"{_OP}, bias")
     if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != x.dtype):
         raise ValueError(
             describe_error(
@@ -87,7 +99,7 @@ def _cuda(x, weight, weight_scale, bias=None):
     _check(x, weight, weight_scale, bias)
     if x.numel() == 0 or weight.numel() == 0:
         return F.linear(x, weight.to(x.dtype), bias)
-    with torch.cuda.device(x.device):
+    with _LOCK, torch.cuda.device(x.device):
         scratch = reserve_scratch(weight.numel(), x.dtype, x.device)
         wide = scratch[: weight.numel()].view(weight.shape)
         dequantize_e4m3_into(weight.contiguous(), wide, weight_scale)

@@ -40,8 +40,8 @@ class TorchCompileConfig(_OptionGroup):
 class CudaGraphConfig(_OptionGroup):
     """CUDA graphs of the generation layers, one per precision mode and size.
 
-    They save the host's time between kernels, which counts where kernels are short: a picture of
-    1024x1024 takes half the time with them. Each keeps the memory of one step.
+    They save the host's time between kernels, which counts where kernels are short, as for a
+    picture of 1024x1024. Each keeps the memory of one step.
 
     Attributes:
         enable: None captures short steps on CUDA where one graph serves every prompt (backend FA3);

@@ -38,6 +38,7 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.sampling import Cosmos3Sampli
 from tensorrt_llm._torch.visual_gen.models.cosmos3.sound import SoundDecoder
 from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import (
     Cosmos3VFMTransformer,
+    refuse_idle_fp8_attention,
     uses_static_fp8,
 )
 from tensorrt_llm._torch.visual_gen.pipeline_registry import find_pipeline
@@ -218,6 +219,7 @@ class PipelineLoader:
         model_config.attention = AttentionConfig(backend=backend)
         with torch.device("meta"):
             transformer = Cosmos3VFMTransformer(model_config)
+        refuse_idle_fp8_attention(transformer)
         weights = SafetensorsFolder(source.path / "transformer")
         weight_plan = plan_weights(transformer, weights, self.device)
         sound_tokenizer = plan_sound_tokenizer(source.path)

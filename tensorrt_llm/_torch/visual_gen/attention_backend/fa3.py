@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backends "FA3" and "FA3_FP8": FlashAttention-3 from the PyPI package ``fa3-fwd``.
 
-The package's operator is called directly, with the output as an argument: its Python function costs
-110 us of host time a call against 38, and can't write the branches into one tensor (H200, fa3-fwd
-0.0.3). Where the host knows the lengths each branch is one call over its own keys; a captured graph
-makes one call over all branches that reads the lengths on the device. Both give the same bits.
+The package's operator is called directly, with the output as an argument: its Python function takes
+three times the host's time a call, and can't write the branches into one tensor (fa3-fwd 0.0.3).
+Where the host knows the lengths each branch is one call over its own keys; a captured graph makes
+one call over all branches that reads the lengths on the device. Both give the same bits.
 """
 
 import functools

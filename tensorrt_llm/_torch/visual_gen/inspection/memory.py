@@ -126,7 +126,7 @@ def layer_bytes(
         else:
             narrow = 1
     rows = branches * tokens
-    parts = max(1, ceil(rows / MAX_MLP_ROWS))
+    parts = 1 if config.force_dynamic_quantization else max(1, ceil(rows / MAX_MLP_ROWS))
     row = e * (hidden + 2 * arch.head_dim) + narrow * hidden
     if parts > 1:
         row += e * hidden

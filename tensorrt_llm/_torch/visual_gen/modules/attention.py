@@ -209,6 +209,12 @@ class Attention(nn.Module):
         group = {"to_out.0": self.to_out[0]}
         return quant_group.shared_scale(group) if self._out_takes_fp8 else None
 
+    @property
+    def may_attend_in_fp8(self) -> bool:
+        """Whether some step's attention runs on FP8 operands: what ``attends_in_fp8`` can be."""
+        takes_fp8 = self._maybe_share_qkv_quantize or self._fused_takes_fp8
+        return self.backend.quantizes and takes_fp8
+
     def attends_in_fp8(self) -> bool:
         """Whether this step's attention runs on FP8 operands: the backend does, the step may."""
         return self.backend.quantizes and self.fp8_input_scale() is not None

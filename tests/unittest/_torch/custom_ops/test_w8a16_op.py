@@ -63,6 +63,12 @@ def test_arguments_that_do_not_fit_are_refused(change, message):
         OP(*change(*operands()))
 
 
+def test_a_bias_on_another_device_is_refused():
+    x, weight, scale, bias = operands()
+    with pytest.raises(ValueError, match="same device"):
+        OP(x, weight, scale, bias.to("meta"))
+
+
 def test_nan_and_the_largest_code_come_through():
     x, weight, scale, _ = operands((2, 32))
     weight[0, 0] = float("nan")
@@ -118,6 +124,21 @@ def test_streams_do_not_share_a_buffer(no_scratch):
     torch.cuda.synchronize()
     assert len(no_scratch) == 2
     assert_bit_equal(found, expected(*layer))
+
+
+def test_the_buffers_of_a_stream_are_those_of_its_device_and_handle(no_scratch):
+    class Stream:
+        device_index, cuda_stream = 0, 7
+
+    mine = [torch.empty(1), torch.empty(2)]
+    w8a16_ops._SCRATCH |= {
+        (0, 7, BF16): mine[0],
+        (0, 7, FP16): mine[1],
+        (1, 7, BF16): torch.empty(3),
+        (0, 8, BF16): torch.empty(4),
+    }
+    found = w8a16_ops.scratch_buffers(Stream)
+    assert len(found) == 2 and all(a is b for a, b in zip(found, mine, strict=True))
 
 
 @pytest.mark.gpu

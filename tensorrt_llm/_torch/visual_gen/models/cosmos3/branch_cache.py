@@ -22,8 +22,10 @@ from tensorrt_llm._utils import describe_error
 # callers that pass each branch on its own; older calls fall out and only cost a read again.
 _MAX_CALLS = 8
 
-KEPT_BRANCHES = 2
-"""Branches kept between requests: a negative prompt that requests share, and the last prompt."""
+KEPT_BRANCHES = 4
+"""Branches kept between requests: those of two guided requests, so that requests which take turns
+with two negative prompts (a picture's and a clip's) compute neither again. A branch of 4,096 tokens
+of Nano is 0.6 GB."""
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 
+from tensorrt_llm._torch.custom_ops.w8a16_ops import scratch_buffers
 from tensorrt_llm._torch.visual_gen.attention_backend import KeyLengths
 from tensorrt_llm._torch.visual_gen.models.cosmos3.branch_cache import TextKeys
 from tensorrt_llm.logger import logger
@@ -33,11 +34,19 @@ RunLayers = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, TextKeys], torch
 
 
 class Captured(NamedTuple):
-    """A captured run: the first result, the graph's output, and what repeats it into that."""
+    """A captured run.
+
+    Attributes:
+        first: Its first result.
+        output: What each replay fills.
+        replay: Repeats the run on the current inputs.
+        uses: Tensors that the graph writes to and that somebody else might let go.
+    """
 
     first: torch.Tensor
     output: torch.Tensor
     replay: Callable[[], None]
+    uses: tuple[torch.Tensor, ...] = ()
 
 
 class ShapeKey(NamedTuple):
@@ -96,6 +105,11 @@ class LayerGraphs:
         self._graphs.clear()
         self._inputs.clear()
 
+    def end_request(self) -> None:
+        """Let go of the request's own text and tables; what was copied of them stays."""
+        for inputs in self._inputs.values():
+            inputs.loaded_tables = inputs.loaded_text = None
+
     def __call__(
         self,
         mode: str,
@@ -149,6 +163,7 @@ class LayerGraphs:
             del self._inputs[shape]
 
 
+@torch.inference_mode(False)  # or a later request without inference mode could not fill them
 def _new_inputs(
     shape: ShapeKey, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, text: TextKeys
 ) -> _Inputs:
@@ -207,4 +222,5 @@ class CudaCapture:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             output = run()
-        return Captured(first, output, graph.replay)
+        # Another model on this stream may replace the scratch buffer; this graph goes on using it.
+        return Captured(first, output, graph.replay, scratch_buffers(self._stream))

@@ -159,7 +159,7 @@ class Cosmos3OmniMoTPipeline:
             decoding = time.perf_counter()
             stop_if(should_cancel)
             check_latents(denoised.latents)
-            tile = self._tile(values)
+            tile = self.decoding_tile(values)
             pixels = guard_pixels(values, guardrails, self.decode(denoised.latents, tile))
             audio = None
             if denoised.sound is not None:
@@ -350,7 +350,8 @@ class Cosmos3OmniMoTPipeline:
         self.sampling.set_timesteps(scheduler, num_inference_steps=values.num_inference_steps)
         return scheduler
 
-    def _tile(self, values: ResolvedRequest) -> Tile | None:
+    def decoding_tile(self, values: ResolvedRequest) -> Tile | None:
+        """How a request of this size is decoded in the memory that is free now."""
         capacity = idle_capacity(self.components.device)
         size = (values.height, values.width, values.num_frames)
         return choose_tile(self.components.vae, *size, capacity)

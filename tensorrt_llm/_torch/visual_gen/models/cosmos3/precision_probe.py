@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 # Longer than any pair of windows, so that its middle is a native step.
 _STEPS = 1000
-# The media tokens' square, and as many text tokens. With fewer than 16 keys PyTorch's attention on
-# CPU takes a row of NaN scores for a masked one and gives 0: NaN in a query weight would not show.
-_SIDE = 4
+# Patch rows and columns; text has as many tokens. Even and odd numbers of rows compile different
+# kernels (``EVEN`` in triton_kernels.py). With fewer than 16 keys PyTorch's attention on CPU takes
+# a row of NaN scores for a masked one and gives 0: NaN in a query weight would not show.
+_GRIDS = ((4, 4), (1, 17))
 
 
 @torch.inference_mode()
@@ -29,36 +30,41 @@ def probe_precisions(transformer: "Cosmos3VFMTransformer") -> None:
     Raises:
         RuntimeError: velocities that are not finite.
     """
-    arch, device = transformer.arch, transformer.device
-    side = arch.latent_patch_size * _SIDE
-    latents = torch.zeros(1, arch.latent_channel, 1, side, side, device=device)
-    text = torch.zeros(1, _SIDE**2, dtype=torch.int64, device=device)
-    sound = torch.zeros(1, arch.sound_dim, 1, device=device) if arch.sound_gen else None
-    timestep = torch.full((1,), 0.5, device=device)
     try:
-        for step in (0, _STEPS // 2, _STEPS - 1):
-            transformer.set_denoising_step(step, _STEPS)
-            output = transformer(
-                hidden_states=latents,
-                timestep=timestep,
-                text_ids=text,
-                text_mask=torch.ones_like(text),
-                video_shape=tuple(latents.shape[2:]),
-                raw_timestep=timestep * 1000,
-                audio_latents=sound,
-            )
-            made = [part for part in (output.video, output.audio) if part is not None]
-            if not all(bool(torch.isfinite(part).all()) for part in made):
-                raise RuntimeError(
-                    describe_error(
-                        "The loaded weights give velocities that are not finite",
-                        where=f"probe at precision {transformer.gen_precision}",
-                        expected="finite values",
-                        found="NaN or infinity",
-                        remedy="compare the files' checksums with the Hub's, and download those "
-                        "that differ again",
-                    )
-                )
+        for grid in _GRIDS:
+            for step in (0, _STEPS // 2, _STEPS - 1):
+                transformer.set_denoising_step(step, _STEPS)
+                _probe(transformer, *grid)
     finally:
         transformer.reset_denoising_step()
         transformer.reset_cache()
+
+
+def _probe(transformer: "Cosmos3VFMTransformer", rows: int, columns: int) -> None:
+    arch, device = transformer.arch, transformer.device
+    sides = (rows * arch.latent_patch_size, columns * arch.latent_patch_size)
+    latents = torch.zeros(1, arch.latent_channel, 1, *sides, device=device)
+    text = torch.zeros(1, rows * columns, dtype=torch.int64, device=device)
+    sound = torch.zeros(1, arch.sound_dim, 1, device=device) if arch.sound_gen else None
+    timestep = torch.full((1,), 0.5, device=device)
+    output = transformer(
+        hidden_states=latents,
+        timestep=timestep,
+        text_ids=text,
+        text_mask=torch.ones_like(text),
+        video_shape=tuple(latents.shape[2:]),
+        raw_timestep=timestep * 1000,
+        audio_latents=sound,
+    )
+    made = [part for part in (output.video, output.audio) if part is not None]
+    if not all(bool(torch.isfinite(part).all()) for part in made):
+        raise RuntimeError(
+            describe_error(
+                "The loaded weights give velocities that are not finite",
+                where=f"probe at precision {transformer.gen_precision}",
+                expected="finite values",
+                found="NaN or infinity",
+                remedy="compare the files' checksums with the Hub's, and download those that "
+                "differ again",
+            )
+        )

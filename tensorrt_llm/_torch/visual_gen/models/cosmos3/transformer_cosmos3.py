@@ -58,7 +58,7 @@ _TIMESTEP_MAX_PERIOD = 10_000.0
 
 MAX_SHORT_ROWS = 16_384
 """Rows up to which a step counts as short, for CUDA graphs by default. At 2,048 rows (1024x1024,
-two branches) the kernels take 30 ms and their launches 63; at 37,440 (480p x 189) 1.1 s."""
+two branches) a step takes 30 ms with graphs and 52 without; at 37,440 (480p x 189) 1.1 s."""
 
 MAX_MLP_ROWS = 49_152
 """Rows that go through an MLP at once. Both branches of 720p x 189 frames are 88,320: two parts
@@ -89,6 +89,26 @@ def requested_step_policy(model_config: DiffusionModelConfig) -> StepPrecisionPo
 
 def _own_recipe(model_config: DiffusionModelConfig) -> object:
     return getattr(model_config.pretrained_config, "quantization_config", None)
+
+
+def refuse_idle_fp8_attention(transformer: "Cosmos3VFMTransformer") -> None:
+    """Refuse FP8 attention where it would never run: the recipe leaves q, k and v in 16 bit.
+
+    Raises:
+        NotImplementedError: no generation layer's q, k, v are static FP8 beside such a backend.
+    """
+    attentions = [layer.attention for layer in transformer.gen_layers]
+    backend = attentions[0].backend
+    if backend.quantizes and not any(a.may_attend_in_fp8 for a in attentions):
+        raise NotImplementedError(
+            describe_error(
+                "FP8 attention follows FP8 q, k and v, which this checkpoint does not have",
+                where=f"attention_config.backend {backend.name!r}",
+                expected="a recipe that quantises the generation tower's q, k and v",
+                found="one that excludes them",
+                remedy='use the backend "FA3" for this checkpoint',
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -302,7 +322,8 @@ class GenerationLayer(_DecoderLayer):
     def _run_mlp(self, normed: torch.Tensor) -> torch.Tensor:
         """``finish`` over [B, N, H], in even parts of at most ``MAX_MLP_ROWS`` rows."""
         parts = math.ceil(normed.shape[0] * normed.shape[1] / MAX_MLP_ROWS)
-        if parts <= 1:
+        # A dynamic recipe takes one scale for all rows.
+        if parts <= 1 or self.mlp.down_proj.force_dynamic_quantization:
             return self.finish(normed)
         rows = normed.flatten(0, 1)
         out = torch.empty(rows.shape, dtype=self.input_layernorm.weight.dtype, device=rows.device)
@@ -449,7 +470,8 @@ class Cosmos3VFMTransformer(nn.Module):
                 model embeds raw_timestep.
             text_ids: [B, L] int64.
             text_mask: [B, L], nonzero = token. Pass the same two objects on every step of a
-                request: they are recognised without reading the device.
+                request: they are recognised without reading the device. Written to in place they
+                are read again, but not as inference tensors, which don't count writes.
             video_shape: (T, H, W) of the latents.
             raw_timestep: The scheduler's timestep [B], FP32.
             fps: Frame rate; None places latent frames at whole positions.
@@ -520,6 +542,7 @@ class Cosmos3VFMTransformer(nn.Module):
         prompt finds them computed, with the same bits.
         """
         self._cache.end_request()
+        self._graphs.end_request()
 
     def reset_cache(self) -> None:
         """Forget all text K/V, position tables and captured graphs."""
@@ -593,6 +616,7 @@ class Cosmos3VFMTransformer(nn.Module):
                 "replaced the recipe that it was made for."
             )
             return
+        self.reset_cache()  # the understanding tower's precision may change
         controller = StepPrecisionController(policy.first_steps, policy.last_steps)
         static = uses_static_fp8(self.model_config)
         governed = install_step_precision(self.gen_layers, controller) if static else 0

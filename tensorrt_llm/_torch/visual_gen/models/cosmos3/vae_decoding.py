@@ -71,18 +71,20 @@ def choose_tile(vae: Any, height: int, width: int, num_frames: int, capacity: fl
         capacity: Bytes that the decoding may take.
 
     Returns:
-        None to decode at once; else the first of ``TILES`` that fits, or the last one.
+        None to decode at once; else the first of ``TILES`` that fits, or the last one that is
+        smaller than the picture.
     """
     channels = decoder_channels(vae.config)
     # The counts are of BF16.
     widen = vae.dtype.itemsize / 2
     room = _MARGIN * capacity / widen
-    need = decode_bytes(height, width, num_frames, channels)
-    if need <= room:
+    size = (height, width, num_frames, channels)
+    need = decode_bytes(*size)
+    smaller = [tile for tile in TILES if tile.size < max(height, width)]
+    if need <= room or not smaller:
         return None
-    needs = [tiled_decode_bytes(height, width, num_frames, channels, tile) for tile in TILES]
-    fitting = [tile for tile, bytes_ in zip(TILES, needs, strict=True) if bytes_ <= room]
-    tile = fitting[0] if fitting else TILES[-1]
+    fitting = [tile for tile in smaller if tiled_decode_bytes(*size, tile) <= room]
+    tile = fitting[0] if fitting else smaller[-1]
     logger.warning(
         "Decoding %dx%d, %d frames in tiles of %d pixels: at once it takes %.1f GiB, and %.1f are "
         "free. Tiles change the pixels.",

@@ -54,7 +54,7 @@ def warm_shape(
     finally:
         transformer.reset_denoising_step()
         transformer.end_request()
-    pipeline.decode(start.latents)
+    pipeline.decode(start.latents, pipeline.decoding_tile(values))
     if start.sound is not None:
         pipeline.sound.decode(start.sound, values)
     logger.info(

@@ -77,6 +77,14 @@ def test_the_negative_prompt_of_later_requests_is_not_computed_again(encoder):
     assert encoder.encoded == [(1,), (7, 7), (2,), (3,)]
 
 
+def test_two_negative_prompts_that_take_turns_are_not_computed_again(encoder):
+    cache = BranchCache(encoder)
+    for number in range(6):
+        cache.text(*call([number], [[7, 7], [8]][number % 2]))
+        cache.end_request()
+    assert encoder.encoded.count((7, 7)) == encoder.encoded.count((8,)) == 1
+
+
 def test_a_repeated_prompt_with_another_negative_is_not_computed_again(encoder):
     cache = BranchCache(encoder)
     for negative in ([7], [8], [9]):
@@ -90,7 +98,7 @@ def test_branches_that_outlive_a_request_are_bounded(encoder):
     cache.text(*call(*([i] for i in range(6))))
     assert len(cache._branches) == 6
     cache.end_request()
-    assert list(cache._branches) == [(4,), (5,)] and KEPT_BRANCHES == 2
+    assert list(cache._branches) == [(2,), (3,), (4,), (5,)] and KEPT_BRANCHES == 4
     assert not cache._calls and not cache._tables
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The logic around CUDA graphs: keys, inputs, bounds, failures. A capture is played on the CPU."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -195,6 +197,18 @@ def test_a_request_that_stopped_while_its_inputs_were_copied_does_not_spoil_the_
             graphs("w8a8", *second)
     for given in (first, second, first):
         torch.testing.assert_close(graphs("w8a8", *given), Layers()(*given))
+
+
+def test_after_a_request_its_text_and_tables_are_let_go_and_the_graph_stays(graphs):
+    given = inputs(1)
+    before = graphs("w8a8", *given).clone()
+    references = [weakref.ref(given[1]), weakref.ref(given[3])]
+    graphs.end_request()
+    del given
+    assert all(reference() is None for reference in references)
+    assert len(graphs) == 1
+    torch.testing.assert_close(graphs("w8a8", *inputs(1)), before)
+    torch.testing.assert_close(graphs("w8a8", *inputs(2)), Layers()(*inputs(2)))
 
 
 def test_clearing_drops_graphs_and_inputs(graphs):

@@ -178,7 +178,8 @@ def test_the_understanding_tower_never_attends_in_fp8(transformer):
 
 def capture(run):
     first = run()
-    output = torch.full_like(first, float("nan"))
+    with torch.inference_mode(False):  # a graph's output is written by no operation of torch
+        output = torch.full_like(first, float("nan"))
     return Captured(first, output, lambda: output.copy_(run()))
 
 
@@ -302,6 +303,48 @@ def test_the_text_of_the_last_branches_outlives_a_request_and_gives_the_same_bit
     assert_bit_equal(velocity(transformer, request(), MIDDLE), before)
     handle.remove()
     assert len(encoded) == 2
+
+
+def test_another_reasoner_in_the_policy_takes_effect_on_a_known_prompt(
+    tiny_fp8_checkpoint, tmp_path
+):
+    a16, native = (
+        load(copy_checkpoint(tiny_fp8_checkpoint, tmp_path / mode, policy(3, 3, mode)))
+        for mode in ("a16", "native")
+    )
+    expected = velocity(native, request(), MIDDLE)
+    assert not torch.equal(velocity(a16, request(), MIDDLE), expected)
+    a16.model_config.pretrained_config.quantization_config = (
+        native.model_config.pretrained_config.quantization_config
+    )
+    a16._maybe_install_step_precision()
+    assert_bit_equal(velocity(a16, request(), MIDDLE), expected)
+
+
+def test_a_dynamic_recipe_takes_one_scale_for_all_rows(tiny_bf16_checkpoint, monkeypatch):
+    transformer = load(tiny_bf16_checkpoint, quant_config={"quant_algo": "FP8"})
+    whole = velocity(transformer, request(), EDGE)
+    monkeypatch.setattr(transformer_cosmos3, "MAX_MLP_ROWS", 5)
+    assert_bit_equal(velocity(transformer, request(), EDGE), whole)
+
+
+def test_fp8_attention_that_could_never_run_is_refused(tiny_fp8_checkpoint):
+    transformer = load(tiny_fp8_checkpoint)
+    transformer_cosmos3.refuse_idle_fp8_attention(transformer)
+    use_fp8_attention(transformer)
+    transformer_cosmos3.refuse_idle_fp8_attention(transformer)
+    for layer in transformer.gen_layers:
+        layer.attention._maybe_share_qkv_quantize = False
+    with pytest.raises(NotImplementedError, match="FP8 q, k and v"):
+        transformer_cosmos3.refuse_idle_fp8_attention(transformer)
+
+
+def test_a_first_call_in_inference_mode_does_not_spoil_the_next(transformer):
+    use_graphs(transformer)
+    with torch.inference_mode():
+        before = velocity(transformer, request(), MIDDLE).clone()
+    transformer.end_request()
+    assert_bit_equal(velocity(transformer, request(), MIDDLE), before)
 
 
 def test_loading_weights_forgets_the_text_that_others_made(transformer):

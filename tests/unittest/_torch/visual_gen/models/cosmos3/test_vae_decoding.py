@@ -58,6 +58,15 @@ def test_it_takes_the_largest_tile_that_fits_and_the_smallest_where_none_does():
     assert choose_tile(VAE, *size, 1) == TILES[-1]
 
 
+@pytest.mark.parametrize("size", [(64, 64, 1), (256, 256, 9)])
+def test_what_no_tile_is_smaller_than_is_decoded_at_once(size):
+    assert choose_tile(VAE, *size, 1) is None
+
+
+def test_a_picture_between_two_tiles_takes_the_smaller():
+    assert choose_tile(VAE, 320, 320, 17, 1) == TILES[1]
+
+
 def test_an_fp32_vae_needs_twice_as_much():
     size = (720, 1280, 17)
     capacity = decode_bytes(*size, 256) / 0.89
