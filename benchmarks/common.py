@@ -279,7 +279,7 @@ class Record:
             "sm_version": sm_version[0] * 10 + sm_version[1],
             "torch": torch.__version__,
             **{name.replace("-", "_"): _version(name) for name in PACKAGES},
-            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "command": shlex.join([Path(sys.argv[0]).name, *map(_without_folder, sys.argv[1:])]),
             **facts,
             "rows": [],
         }
@@ -315,6 +315,11 @@ class Record:
             raise
         finally:
             self.write()
+
+
+def _without_folder(argument: str) -> str:
+    """A path's last part: where a file lay says nothing to whoever reads the record."""
+    return Path(argument).name if argument.startswith("/") else argument
 
 
 def _version(package: str) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
+from pydantic import Field, StrictBool, StrictInt, field_validator, model_validator
 
 from tensorrt_llm._torch.visual_gen.checkpoints.source import refuse_revision_of_folder
 from tensorrt_llm._torch.visual_gen.config_fields import (
@@ -17,6 +17,7 @@ from tensorrt_llm._torch.visual_gen.config_fields import (
 )
 from tensorrt_llm._utils import describe_error
 from tensorrt_llm.models.modeling_utils import QuantConfig
+from tensorrt_llm.strict_model import StrictModel
 
 __all__ = [
     "AttentionConfig",
@@ -31,7 +32,7 @@ _Side = Annotated[StrictInt, Field(ge=16, multiple_of=16)]
 _Frames = Annotated[StrictInt, Field(ge=1)]
 
 
-class CompilationConfig(BaseModel):
+class CompilationConfig(StrictModel):
     """What is run once at load, in every precision mode, so that no request pays for it.
 
     Attributes:
@@ -39,8 +40,6 @@ class CompilationConfig(BaseModel):
         num_frames: Frame counts 4k + 1, each tried at each resolution; 1 is an image.
         skip_warmup: Load without trying anything; the first request then finds what is missing.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     resolutions: list[tuple[_Side, _Side]] = Field([(256, 256)], min_length=1)
     num_frames: list[_Frames] = Field([1, 5], min_length=1)
@@ -62,7 +61,7 @@ class CompilationConfig(BaseModel):
         return self
 
 
-class VisualGenArgs(BaseModel):
+class VisualGenArgs(StrictModel):
     """The options of ``VisualGen``; every one of them has an effect or is refused at load.
 
     Step precision is not among them: the policy belongs to the checkpoint.
@@ -78,8 +77,6 @@ class VisualGenArgs(BaseModel):
         attention_config: The attention backend.
         parallel_config: Sizes of the parallel axes.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
     revision: str | None = None
@@ -97,6 +94,21 @@ class VisualGenArgs(BaseModel):
         if isinstance(data, dict) and isinstance(data.get("model"), os.PathLike):
             data = {**data, "model": os.fspath(data["model"])}
         return data
+
+    @field_validator("quant_config", mode="before")
+    @classmethod
+    def _check_quant_config(cls, recipe: Any) -> Any:
+        if recipe is not None and not isinstance(recipe, dict | QuantConfig):
+            raise ValueError(
+                describe_error(
+                    "The recipe is of another kind",
+                    where="VisualGenArgs.quant_config",
+                    expected="a QuantConfig, or a dictionary in ModelOpt's style",
+                    found=type(recipe).__name__,
+                    remedy='pass {"quant_algo": "FP8"} to quantise while loading, or leave it out',
+                )
+            )
+        return recipe
 
     @model_validator(mode="after")
     def _check_revision(self) -> "VisualGenArgs":

@@ -46,7 +46,7 @@ def resolve_format(path: Path, format: str | None) -> str:
                 where=path,
                 expected=_NAMES,
                 found=repr(name) if name else "a path without suffix and no format",
-                remedy="end the path with one of these suffixes, or pass format",
+                remedy="end the path with one of these suffixes",
             )
         )
     if suffix in _FORMATS and _FORMATS[suffix] != _FORMATS[name]:

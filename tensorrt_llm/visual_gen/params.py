@@ -5,12 +5,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
+from tensorrt_llm.strict_model import StrictModel
+
 # Values are judged in one place, when a request is resolved against the pipeline's defaults, so
 # that one error lists every violation, wrong types included. Construction refuses unknown names.
 Unchecked = SkipValidation
 
 
-class VisualGenParams(BaseModel):
+class VisualGenParams(StrictModel):
     """The options of one request; None means the checkpoint's default for the task.
 
     The task follows from the request: ``num_frames`` 1 or ``extra_params["output_type"]`` "image"
@@ -23,8 +25,6 @@ class VisualGenParams(BaseModel):
         pydantic.ValidationError: (a ValueError) an unknown field. Values are checked by
             ``VisualGen.generate`` before any work, all of them at once.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     height: Annotated[int | None, Unchecked] = Field(
         None,

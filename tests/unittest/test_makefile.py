@@ -89,7 +89,8 @@ def test_an_interpreter_that_is_not_there_fails_and_leaves_the_environment(check
     assert (checkout / ".venv" / "bin" / "python").exists()
 
 
-def test_ci_has_a_cache_of_its_own_and_keeps_what_pip_has_downloaded(tmp_path):
+def test_ci_has_a_cache_of_its_own_and_keeps_what_pip_has_downloaded(tmp_path, monkeypatch):
+    monkeypatch.delenv("PIP_CACHE_DIR", raising=False)  # set where this runs in .ci/run
     shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
     targets = (
         "demo test:\n\t@echo $@ $$XDG_CACHE_HOME $$PIP_CACHE_DIR; ls $$XDG_CACHE_HOME || true\n"

@@ -4,13 +4,14 @@
 Importing this module does not import torch. Unknown fields are refused.
 """
 
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import ConfigDict, PositiveInt
 
 from tensorrt_llm.mapping import refuse_parallel_axes
+from tensorrt_llm.strict_model import StrictModel
 
 
-class _OptionGroup(BaseModel):
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+class _OptionGroup(StrictModel):
+    model_config = ConfigDict(validate_assignment=True)
 
 
 class AttentionConfig(_OptionGroup):

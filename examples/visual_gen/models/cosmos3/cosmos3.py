@@ -337,13 +337,14 @@ def check_output_path(path: Path | None, params: VisualGenParams) -> Path:
         found, kinds = "a video", ("mp4",)
     if media_writer.resolve_format(path, None) not in kinds:
         wanted = " or ".join(kinds)
+        other = "" if is_image else ", or ask for a picture with --output_type image"
         raise ValueError(
             describe_error(
                 "The file's name doesn't fit what is generated",
                 where=f"--output_path {path}",
                 expected=wanted,
                 found=f"a run that generates {found}",
-                remedy=f"name it {wanted}",
+                remedy=f"name it {wanted}{other}",
             )
         )
     media_writer.check_target(path)

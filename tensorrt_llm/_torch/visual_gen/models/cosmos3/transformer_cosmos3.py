@@ -609,12 +609,14 @@ class Cosmos3VFMTransformer(nn.Module):
     def _maybe_install_step_precision(self) -> None:
         policy = parse_diffusion_step_policy(_own_recipe(self.model_config))
         if policy is None:
+            self._uninstall_step_precision()
             return
         if requested_step_policy(self.model_config) is None:
             logger.warning(
                 "The checkpoint's diffusion_step_policy is dropped: the caller's quant_config "
                 "replaced the recipe that it was made for."
             )
+            self._uninstall_step_precision()
             return
         self.reset_cache()  # the understanding tower's precision may change
         controller = StepPrecisionController(policy.first_steps, policy.last_steps)
@@ -646,6 +648,13 @@ class Cosmos3VFMTransformer(nn.Module):
             governed,
             "16 bit" if policy.reasoner_high_precision else "native",
         )
+
+    def _uninstall_step_precision(self) -> None:
+        if self.step_precision_controller is None:
+            return
+        self.reset_cache()
+        uninstall_step_precision([self.gen_layers, self.language_model.layers])
+        self.step_precision_controller = None
 
     def _captures(self, hidden: torch.Tensor) -> bool:
         """Whether a step of these media tokens [B, N, H] goes through a CUDA graph."""

@@ -114,6 +114,13 @@ def test_a_kept_branch_gives_the_same_bits_as_a_new_one(encoder):
             assert torch.equal(a.values[layer], fresh.values[layer])
 
 
+def test_prompts_with_a_long_common_start_are_different_branches(encoder):
+    common, cache = list(range(1, 200)), BranchCache(encoder)
+    texts = [cache.text(*call([*common, last])) for last in (300, 301)]
+    assert len(encoder.encoded) == 2
+    assert not torch.equal(texts[0].keys[0], texts[1].keys[0])
+
+
 def test_a_branch_whose_encoding_failed_is_not_kept():
     failing = [True]
 

@@ -7,6 +7,7 @@ runs again.
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tensorrt_llm._torch.modules.linear import Linear
 from tensorrt_llm._torch.visual_gen.attention_backend import VanillaAttention
@@ -319,6 +320,47 @@ def test_another_reasoner_in_the_policy_takes_effect_on_a_known_prompt(
     )
     a16._maybe_install_step_precision()
     assert_bit_equal(velocity(a16, request(), MIDDLE), expected)
+
+
+def test_a_policy_that_is_gone_is_uninstalled_with_its_text(
+    checkpoint, tiny_fp8_checkpoint, tmp_path
+):
+    plain = load(copy_checkpoint(tiny_fp8_checkpoint, tmp_path / "plain", None))
+    transformer = load(checkpoint)
+    velocity(transformer, request(), EDGE)
+    transformer.model_config.pretrained_config.quantization_config = (
+        plain.model_config.pretrained_config.quantization_config
+    )
+    transformer._maybe_install_step_precision()
+    assert transformer.step_precision_controller is None
+    for step in (EDGE, MIDDLE):
+        assert_bit_equal(velocity(transformer, request(), step), velocity(plain, request(), step))
+    assert (transformer.gen_precision, transformer.und_precision) == ("w8a8", "w8a8")
+
+
+def test_loading_other_weights_forgets_what_the_old_ones_made(checkpoint):
+    weights = {}
+    for file in (checkpoint / "transformer").glob("*.safetensors"):
+        weights |= load_file(file)
+    (name,) = (name for name in weights if "embed_tokens" in name)
+    weights[name] = -weights[name]
+    fresh, used = load(checkpoint), load(checkpoint)
+    before = velocity(used, request(), MIDDLE)
+    for transformer in (fresh, used):
+        transformer.load_weights(weights)
+    expected = velocity(fresh, request(), MIDDLE)
+    assert not torch.equal(expected, before)
+    assert_bit_equal(velocity(used, request(), MIDDLE), expected)
+
+
+@torch.no_grad()
+def test_another_frame_rate_in_one_request_has_tables_of_its_own(transformer):
+    given = request()
+    transformer.set_denoising_step(MIDDLE, STEPS)
+    slow, fast = (transformer(*given[:-1], fps).video for fps in (24.0, 12.0))
+    assert not torch.equal(slow, fast)
+    assert_bit_equal(transformer(*given[:-1], 24.0).video, slow)
+    transformer.reset_denoising_step()
 
 
 def test_a_dynamic_recipe_takes_one_scale_for_all_rows(tiny_bf16_checkpoint, monkeypatch):
