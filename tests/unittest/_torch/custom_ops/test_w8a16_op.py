@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``trtllm::linear_w8a16``: the formula bit for bit, its refusals, and one scratch buffer."""
 
+import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -124,6 +128,27 @@ def test_streams_do_not_share_a_buffer(no_scratch):
     torch.cuda.synchronize()
     assert len(no_scratch) == 2
     assert_bit_equal(found, expected(*layer))
+
+
+def test_threads_that_share_a_stream_never_queue_between_a_weight_and_its_gemm(monkeypatch):
+    """Two engines of one process: the CUDA path, played on the CPU with one buffer for both."""
+    buffer = torch.empty(48 * 32, dtype=BF16)
+
+    def dequantise(weight, out, scale):
+        out.copy_(weight.to(out.dtype) * scale.to(out.dtype))
+        time.sleep(1e-3)  # where a launch lets another thread run
+
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(w8a16_ops, "reserve_scratch", lambda *_: buffer)
+    monkeypatch.setattr(w8a16_ops, "dequantize_e4m3_into", dequantise)
+
+    def engine(seed):
+        layer = operands(seed=seed)
+        wanted = expected(*layer)
+        return sum(not torch.equal(w8a16_ops._cuda(*layer), wanted) for _ in range(20))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(engine, (1, 2))] == [0, 0]
 
 
 def test_the_buffers_of_a_stream_are_those_of_its_device_and_handle(no_scratch):
