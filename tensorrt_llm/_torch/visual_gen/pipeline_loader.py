@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from tensorrt_llm._torch.custom_ops.attention_arguments import check_cuda_head_dim
 from tensorrt_llm._torch.visual_gen.attention_backend import resolve_attention_backend
 from tensorrt_llm._torch.visual_gen.checkpoints.components import (
     check_files,
@@ -209,6 +210,9 @@ class PipelineLoader:
         Cosmos3SamplingPolicy.from_scheduler(scheduler, use_native_flow_schedule=native_flow)
         model_config = config.primary_model_config
         architecture = Cosmos3Architecture.from_pretrained_config(model_config.pretrained_config)
+        if self.device.type == "cuda":
+            where = "transformer/config.json, head_dim"
+            check_cuda_head_dim(where, architecture.head_dim)
         backend = resolve_attention_backend(
             model_config.attention.backend,
             device=self.device,

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tensorrt_llm._torch.modules.linear import Linear
 from tensorrt_llm._torch.visual_gen import pipeline_loader
+from tensorrt_llm._torch.visual_gen.checkpoints.source import resolve_source
 from tensorrt_llm._torch.visual_gen.models.cosmos3.weight_names import source_prefixes
 from tensorrt_llm._torch.visual_gen.pipeline_loader import PipelineLoader
 from tensorrt_llm.visual_gen import VisualGenArgs
@@ -257,6 +258,20 @@ def test_an_attention_backend_that_the_device_lacks_is_refused_by_name(
 def test_fp8_attention_for_a_checkpoint_without_fp8_steps_is_refused(tiny_bf16_checkpoint):
     with pytest.raises(NotImplementedError, match="FA3_FP8"):
         load(tiny_bf16_checkpoint, attention_config={"backend": "FA3_FP8"})
+
+
+def test_a_head_that_the_cuda_kernels_do_not_take_is_refused_before_any_weight_is_read(
+    tiny_fp8_checkpoint, tmp_path
+):
+    checkpoint = shutil.copytree(tiny_fp8_checkpoint, tmp_path / "odd")
+    config_file = checkpoint / "transformer" / "config.json"
+    config = json.loads(config_file.read_text())
+    config |= {"head_dim": 24, "rope_scaling": {"mrope_section": [6, 3, 3]}}
+    config_file.write_text(json.dumps(config))
+    args = VisualGenArgs(model=str(checkpoint))
+    source = resolve_source(args.model, None)
+    with pytest.raises(ValueError, match=r"config.json, head_dim\).*power of two.*found 24"):
+        PipelineLoader(args, device="cuda").plan(source)
 
 
 @pytest.mark.parametrize("backend", ["AUTO", "VANILLA"])
