@@ -20,6 +20,7 @@ from tensorrt_llm._torch.modules.linear import Linear
 from tensorrt_llm._torch.visual_gen.config import DiffusionPipelineConfig
 from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import Cosmos3VFMTransformer
 from tensorrt_llm._torch.visual_gen.models.cosmos3.weight_names import source_prefixes
+from tensorrt_llm.visual_gen.tiny_fp8 import STEP_POLICY
 
 STEM = "diffusion_pytorch_model"
 FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16
@@ -53,17 +54,6 @@ _SIZES = {
 SIZES = tuple(_SIZES)
 MAX_SHARD_BYTES = {"nano": 5 * 10**9, "small": 10**6}
 _EMBODIMENTS = 32
-_POLICY = {
-    "schema_version": 1,
-    "type": "first_last_n",
-    "index_space": "denoising_loop_iteration",
-    "scope": ["transformer"],
-    "default_mode": "native",
-    "first_steps": {"count": 3, "mode": "a16"},
-    "last_steps": {"count": 3, "mode": "a16"},
-    "overlap": "a16",
-    "reasoner": "a16",
-}
 _QUANTIZATION = {
     "quant_method": "modelopt",
     "quant_type": "FP8_FP8",
@@ -81,7 +71,7 @@ _QUANTIZATION = {
         *("action_proj_in", "action_proj_out", "lm_head", "model.visual*", "visual*"),
     ],
     "producer": {"name": "modelopt", "version": "0.44.0"},
-    "runtime": {"diffusion_step_policy": _POLICY},
+    "runtime": {"diffusion_step_policy": STEP_POLICY},
 }
 
 

@@ -22,19 +22,8 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import Co
 from tensorrt_llm._torch.visual_gen.pipeline_loader import compile_generation_layers
 from tensorrt_llm.models.modeling_utils import QuantConfig
 from tensorrt_llm.quantization.mode import QuantAlgo
+from tensorrt_llm.visual_gen.tiny_fp8 import STEP_POLICY
 
-# The policy that is published with the FP8 checkpoints of Nano and Super.
-POLICY = {
-    "schema_version": 1,
-    "type": "first_last_n",
-    "index_space": "denoising_loop_iteration",
-    "scope": ["transformer"],
-    "default_mode": "native",
-    "first_steps": {"count": 3, "mode": "a16"},
-    "last_steps": {"count": 3, "mode": "a16"},
-    "overlap": "a16",
-    "reasoner": "a16",
-}
 STEPS = 35
 MODES = {"w8a8": STEPS // 2, "w8a16": 0}
 """A step of the schedule that runs in this mode."""
@@ -78,7 +67,7 @@ def model_config(family: Family, attention: str, graphs: bool = False) -> Diffus
         "intermediate_size": family.intermediate,
         "vocab_size": family.vocab,
         "rope_scaling": {"mrope_section": list(family.rope_sections)},
-        "quantization_config": {"runtime": {"diffusion_step_policy": POLICY}},
+        "quantization_config": {"runtime": {"diffusion_step_policy": STEP_POLICY}},
     }
     return DiffusionModelConfig(
         pretrained_config=SimpleNamespace(**pretrained),

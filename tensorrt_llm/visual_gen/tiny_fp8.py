@@ -42,7 +42,7 @@ _IGNORE = [
 ]
 
 # Published verbatim by all three video builds (cosmos3.md D.2).
-_STEP_POLICY = {
+STEP_POLICY = {
     "schema_version": 1,
     "type": "first_last_n",
     "index_space": "denoising_loop_iteration",
@@ -83,7 +83,7 @@ _QUANTIZATION_CONFIG = {
     "ignore": _IGNORE,
     "producer": {"name": "modelopt", "version": "0.44.0"},
     "modelopt_config": MODELOPT_CONFIG,
-    "runtime": {"diffusion_step_policy": _STEP_POLICY},
+    "runtime": {"diffusion_step_policy": STEP_POLICY},
 }
 
 

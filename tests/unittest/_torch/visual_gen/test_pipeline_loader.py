@@ -266,7 +266,7 @@ def test_a_head_that_the_cuda_kernels_do_not_take_is_refused_before_any_weight_i
     checkpoint = shutil.copytree(tiny_fp8_checkpoint, tmp_path / "odd")
     config_file = checkpoint / "transformer" / "config.json"
     config = json.loads(config_file.read_text())
-    config |= {"head_dim": 24, "rope_scaling": {"mrope_section": [6, 3, 3]}}
+    config |= {"head_dim": 24, "rope_axes_dim": [6, 3, 3]}
     config_file.write_text(json.dumps(config))
     args = VisualGenArgs(model=str(checkpoint))
     source = resolve_source(args.model, None)
