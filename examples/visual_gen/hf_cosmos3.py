@@ -7,6 +7,7 @@ where it is taken; what the checks refuse, and what diffusers would have done in
 docs/source/peer.md. Nothing of this project's engine is used, its error format apart.
 """
 
+import pickle
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -69,7 +70,20 @@ def load_pipeline(model: str, revision: str | None = "fp8") -> Cosmos3OmniPipeli
     check_restore_enabled()
     check_checkpoint(model, revision)
     # 3. Only now the weights.
-    pipeline = Cosmos3OmniPipeline.from_pretrained(model, revision=revision, dtype=torch.bfloat16)
+    try:
+        pipeline = Cosmos3OmniPipeline.from_pretrained(
+            model, revision=revision, dtype=torch.bfloat16
+        )
+    except (EOFError, LookupError, pickle.UnpicklingError) as error:
+        raise ValueError(
+            describe_error(
+                "ModelOpt's state can't be read",
+                where=f"{model}/transformer/{STATE_FILE}",
+                expected="what modelopt's save_pretrained wrote",
+                found=f"{type(error).__name__}: {error}",
+                remedy="download the file again, or save the quantised transformer once more",
+            )
+        ) from error
     check_linears(pipeline.transformer)
     return pipeline
 

@@ -223,6 +223,14 @@ def test_a_recipe_that_diffusers_cannot_restore_is_refused_before_loading(
         load(script, changed)
 
 
+@pytest.mark.parametrize("content", [b"", b"no pickle", b"\x80\x02."])
+def test_a_state_that_is_none_is_refused_by_the_name_of_its_file(changed, run, content):
+    (changed / "transformer" / STATE_FILE).write_bytes(content)
+    result = run("--model", changed, *REQUEST)
+    assert result.exit_code == 1, result.exception
+    assert STATE_FILE in result.output and "Remedy" in result.output
+
+
 def test_the_tiny_checkpoint_has_no_modelopt_state_and_is_refused_before_loading(
     run, tiny_fp8_checkpoint, monkeypatch
 ):
