@@ -70,6 +70,7 @@ def load_pipeline(model: str, revision: str | None = "fp8") -> Cosmos3OmniPipeli
     check_restore_enabled()
     check_checkpoint(model, revision)
     # 3. Only now the weights.
+    default_dtype = torch.get_default_dtype()
     try:
         pipeline = Cosmos3OmniPipeline.from_pretrained(
             model, revision=revision, dtype=torch.bfloat16
@@ -84,6 +85,8 @@ def load_pipeline(model: str, revision: str | None = "fp8") -> Cosmos3OmniPipeli
                 remedy="download the file again, or save the quantised transformer once more",
             )
         ) from error
+    finally:
+        torch.set_default_dtype(default_dtype)  # diffusers leaves bfloat16 when it fails
     check_linears(pipeline.transformer)
     return pipeline
 

@@ -229,6 +229,7 @@ def test_a_state_that_is_none_is_refused_by_the_name_of_its_file(changed, run, c
     result = run("--model", changed, *REQUEST)
     assert result.exit_code == 1, result.exception
     assert STATE_FILE in result.output and "Remedy" in result.output
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_the_tiny_checkpoint_has_no_modelopt_state_and_is_refused_before_loading(
