@@ -183,7 +183,7 @@ class PipelineLoader:
                 describe_error(
                     "CUDA graphs need a CUDA device",
                     where="cuda_graph_config.enable",
-                    expected="False on this device",
+                    expected="False, or nothing, on this device",
                     found=f"True on {self.device.type}",
                     remedy="leave cuda_graph_config.enable off, or use a GPU",
                 )
@@ -308,13 +308,12 @@ def compile_generation_layers(transformer: Cosmos3VFMTransformer, fullgraph: boo
     prompt; dynamic shapes let it serve every size, and the layers share it.
 
     Args:
-        transformer: Loaded; its layers' ``project``, ``project_e4m3`` and ``finish`` are replaced.
+        transformer: Loaded; its layers' ``project`` and ``finish`` are replaced.
         fullgraph: Raise instead of splitting a half into several graphs.
     """
     for layer in transformer.gen_layers:
-        for half in ("project", "project_e4m3", "finish"):
-            compiled = torch.compile(getattr(layer, half), fullgraph=fullgraph, dynamic=True)
-            setattr(layer, half, compiled)
+        layer.project = torch.compile(layer.project, fullgraph=fullgraph, dynamic=True)
+        layer.finish = torch.compile(layer.finish, fullgraph=fullgraph, dynamic=True)
     count = len(transformer.gen_layers)
     logger.info("torch.compile: %d generation layers, fullgraph %s.", count, fullgraph)
 

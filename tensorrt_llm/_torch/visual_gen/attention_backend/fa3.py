@@ -115,8 +115,9 @@ class FA3Attention:
 class FA3FP8Attention(FA3Attention):
     """FA3 that takes E4M3 operands on FP8 steps, and 16-bit ones on the others.
 
-    Products and the softmax are FP8 tensor-core products with FP32 accumulation; the probabilities
-    are rounded to E4M3 too. Error against BF16 attention: benchmarks/results, attention error.
+    Both products are FP8; the probabilities are rounded to E4M3 too. Sums of many values of one
+    sign lose accuracy, so operands come without their mean. Error against BF16 attention:
+    benchmarks/results/attention_error_h200.json.
     """
 
     name = "FA3_FP8"

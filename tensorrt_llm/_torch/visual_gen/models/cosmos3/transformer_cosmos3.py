@@ -260,8 +260,7 @@ class GenerationLayer(_DecoderLayer):
         """
         rotary = (cos, sin, text.keys[self.index], text.values[self.index], text.lengths.device)
         fp8 = self.attention.attends_in_fp8()
-        project = self.project_e4m3 if fp8 else self.project
-        hidden, *operands = project(*stream.take(), *rotary)
+        hidden, *operands = self.project(*stream.take(), *rotary, fp8)
         backend = self.attention.backend
         if fp8:
             operands = E4M3Operands(*operands)
@@ -288,32 +287,24 @@ class GenerationLayer(_DecoderLayer):
         text_keys: torch.Tensor,
         text_values: torch.Tensor,
         text_lengths: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        fp8: bool,
+    ) -> tuple[torch.Tensor, ...]:
         """The half before attention: the residual stream with delta added, and q, k, v.
 
         q is [B, N, heads, D], normed and rotated; k and v are [B, L + N, kv_heads, D], the media's
-        rows behind the valid text rows of each branch.
+        rows behind the valid text rows of each branch. For FP8 attention the fields of
+        ``E4M3Operands`` stand in their place.
         """
-        hidden, *operands = self._projected(hidden, delta, cos, sin)
-        q, k, v = torch.ops.trtllm.qk_norm_rope(*operands, text_keys, text_values, text_lengths)
-        return hidden, q, k, v
-
-    def project_e4m3(
-        self,
-        hidden: torch.Tensor,
-        delta: torch.Tensor | None,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        text_keys: torch.Tensor,
-        text_values: torch.Tensor,
-        text_lengths: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        """``project`` for FP8 attention: hidden, then the fields of ``E4M3Operands``."""
-        hidden, *operands = self._projected(hidden, delta, cos, sin)
-        quantised = torch.ops.trtllm.qkv_norm_rope_e4m3(
-            *operands, text_keys, text_values, text_lengths
+        attention = self.attention
+        normed, hidden = add_norm(self.input_layernorm, delta, hidden, attention.fp8_input_scale())
+        norm_q, norm_k = attention.norm_q, attention.norm_k
+        lay_out = torch.ops.trtllm.qkv_norm_rope_e4m3 if fp8 else torch.ops.trtllm.qk_norm_rope
+        operands = lay_out(
+            *attention.get_qkv(normed),
+            *(norm_q.weight, norm_k.weight, norm_q.eps, cos, sin),
+            *(text_keys, text_values, text_lengths),
         )
-        return hidden, *quantised
+        return hidden, *operands
 
     def finish(self, normed: torch.Tensor) -> torch.Tensor:
         """The MLP over any rows [..., H] of the normed stream."""
@@ -330,20 +321,6 @@ class GenerationLayer(_DecoderLayer):
         for source, target in zip(rows.chunk(parts), out.chunk(parts), strict=True):
             target.copy_(self.finish(source))
         return out.view(normed.shape)
-
-    def _projected(
-        self,
-        hidden: torch.Tensor,
-        delta: torch.Tensor | None,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-    ) -> tuple:
-        """Hidden, then q, k, v and what both rotary ops take beside them."""
-        attention = self.attention
-        normed, hidden = add_norm(self.input_layernorm, delta, hidden, attention.fp8_input_scale())
-        norm_q, norm_k = attention.norm_q, attention.norm_k
-        q, k, v = attention.get_qkv(normed)
-        return hidden, q, k, v, norm_q.weight, norm_k.weight, norm_q.eps, cos, sin
 
 
 def add_norm(
@@ -435,6 +412,7 @@ class Cosmos3VFMTransformer(nn.Module):
             self.audio_modality_embed = nn.Parameter(torch.empty(arch.hidden_size, dtype=dtype))
         self.requires_grad_(False)
         self.step_precision_controller: StepPrecisionController | None = None
+        self._text_controller: StepPrecisionController | None = None
         self._precision_report: tuple | None = None
         self._cache = BranchCache(self.language_model)
         backend = self.gen_layers[0].attention.backend
@@ -485,7 +463,7 @@ class Cosmos3VFMTransformer(nn.Module):
         self._check_call(
             hidden_states, timestep, text_ids, video_shape, raw_timestep, audio_latents
         )
-        text = self._cache.text(text_ids, text_mask)
+        text = self._text(text_ids, text_mask)
         time_embedding = self.time_embedder(raw_timestep).to(self.dtype)[:, None]
 
         vision, grid = patchify(hidden_states.to(self.dtype), self.arch.latent_patch_size)
@@ -509,9 +487,9 @@ class Cosmos3VFMTransformer(nn.Module):
         if self._captures(hidden):
             hidden = self._graphs(self.gen_precision, hidden, cos, sin, text)
         else:
-            stream, rows = ResidualStream(hidden), hidden.shape[1]
+            stream = ResidualStream(hidden)
             del hidden
-            hidden = self._run_layers(stream, cos, sin, text, rows)
+            hidden = self._run_layers(stream, cos, sin, text)
 
         vision_tokens = vision.shape[1]
         velocity = self.llm2vae(hidden[:, :vision_tokens])
@@ -533,7 +511,7 @@ class Cosmos3VFMTransformer(nn.Module):
             text_ids: [B, L] int64.
             text_mask: [B, L], nonzero = token.
         """
-        self._cache.text(text_ids, text_mask)
+        self._text(text_ids, text_mask)
 
     def end_request(self) -> None:
         """Forget the request, but for the text K/V of its last branches.
@@ -608,17 +586,18 @@ class Cosmos3VFMTransformer(nn.Module):
 
     def _maybe_install_step_precision(self) -> None:
         policy = parse_diffusion_step_policy(_own_recipe(self.model_config))
-        if policy is None:
-            self._uninstall_step_precision()
-            return
-        if requested_step_policy(self.model_config) is None:
+        requested = requested_step_policy(self.model_config)
+        if policy is not None and requested is None:
             logger.warning(
                 "The checkpoint's diffusion_step_policy is dropped: the caller's quant_config "
                 "replaced the recipe that it was made for."
             )
-            self._uninstall_step_precision()
+        if requested is None:
+            if self.step_precision_controller is not None:
+                uninstall_step_precision(self.gen_layers)
+                uninstall_step_precision(self.language_model.layers)
+                self.step_precision_controller = None
             return
-        self.reset_cache()  # the understanding tower's precision may change
         controller = StepPrecisionController(policy.first_steps, policy.last_steps)
         static = uses_static_fp8(self.model_config)
         governed = install_step_precision(self.gen_layers, controller) if static else 0
@@ -649,12 +628,12 @@ class Cosmos3VFMTransformer(nn.Module):
             "16 bit" if policy.reasoner_high_precision else "native",
         )
 
-    def _uninstall_step_precision(self) -> None:
-        if self.step_precision_controller is None:
-            return
-        self.reset_cache()
-        uninstall_step_precision([self.gen_layers, self.language_model.layers])
-        self.step_precision_controller = None
+    def _text(self, text_ids: torch.Tensor, text_mask: torch.Tensor) -> TextKeys:
+        # Each installed policy has a controller of its own, and may change the tower's precision.
+        if self._text_controller is not self.step_precision_controller:
+            self.reset_cache()
+            self._text_controller = self.step_precision_controller
+        return self._cache.text(text_ids, text_mask)
 
     def _captures(self, hidden: torch.Tensor) -> bool:
         """Whether a step of these media tokens [B, N, H] goes through a CUDA graph."""
@@ -670,10 +649,9 @@ class Cosmos3VFMTransformer(nn.Module):
         cos: torch.Tensor,
         sin: torch.Tensor,
         text: TextKeys,
-        rows: int,
     ) -> torch.Tensor:
-        """Embedded media tokens, [B, rows, H] in the stream, to the last layer's normed output."""
-        lengths = text.lengths.plus(rows)
+        """Embedded media tokens, [B, N, H] in the stream, to the last layer's normed output."""
+        lengths = text.lengths.plus(cos.shape[1])
         for layer in self.gen_layers:
             layer(stream, cos, sin, text, lengths)
         hidden, delta = stream.take()
@@ -683,7 +661,7 @@ class Cosmos3VFMTransformer(nn.Module):
         self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, text: TextKeys
     ) -> torch.Tensor:
         """``_run_layers`` for a captured graph, whose input stays alive anyway."""
-        return self._run_layers(ResidualStream(hidden), cos, sin, text, hidden.shape[1])
+        return self._run_layers(ResidualStream(hidden), cos, sin, text)
 
     def _bound_precisions(self) -> tuple[str, str, str]:
         controller = self.step_precision_controller

@@ -2,11 +2,16 @@
 """What really enters every linear of both towers, seen by hooks during calls of the whole model."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tensorrt_llm._torch.modules.linear import Linear
+from tensorrt_llm._torch.visual_gen.models.cosmos3.precision_report import bound_precision
+from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import (
+    Cosmos3VFMTransformer,
+)
 from tensorrt_llm._torch.visual_gen.pipeline_loader import PipelineLoader
 from tensorrt_llm.visual_gen import VisualGenArgs
 from tests.support.fp8_oracle import copy_checkpoint, policy
@@ -115,3 +120,28 @@ def test_reset_returns_to_fp8_after_a_16_bit_step(transformer):
     assert transformer.gen_precision == "w8a16"
     transformer.reset_denoising_step()
     assert transformer.gen_precision == "w8a8"
+
+
+def test_installing_the_policy_uses_no_more_than_the_interface_names(
+    tiny_fp8_checkpoint, tmp_path, reasoner
+):
+    args = VisualGenArgs(
+        model=str(copy_checkpoint(tiny_fp8_checkpoint, tmp_path / "fp8", policy(3, 3, reasoner)))
+    )
+    whole = PipelineLoader(args, device="cpu").load(skip_warmup=True).transformer
+    parts = SimpleNamespace(
+        model_config=whole.model_config,
+        gen_layers=whole.gen_layers,
+        language_model=SimpleNamespace(layers=whole.language_model.layers),
+        step_precision_controller=None,
+    )
+    Cosmos3VFMTransformer._maybe_install_step_precision(parts)
+    parts.step_precision_controller.set_step(0, num_steps=STEPS)
+    assert bound_precision(parts.gen_layers) == "w8a16"
+    understanding = {"a16": "w8a16", "native": "w8a8"}[reasoner]
+    assert bound_precision(parts.language_model.layers) == understanding
+    parts.model_config.pretrained_config.quantization_config["runtime"] = {}
+    Cosmos3VFMTransformer._maybe_install_step_precision(parts)
+    assert parts.step_precision_controller is None
+    assert bound_precision(parts.gen_layers) == "w8a8"
+    assert bound_precision(parts.language_model.layers) == "w8a8"
