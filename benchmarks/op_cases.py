@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory-bound kernels of a step at full size, each with the launches that are tried.
 
-Rows are those of Cosmos3 at 720p x 189 frames with both guidance branches. A variant without launch
+Rows are those of Cosmos3 with both guidance branches at 720p x 189 frames, where no other size is
+named. A variant without launch
 parameters is the op itself, with what it ships with, and allocates its output.
 """
 
@@ -10,7 +11,7 @@ import triton
 import triton.language as tl
 
 import tensorrt_llm._torch.custom_ops  # noqa: F401
-from benchmarks.common import CASES, FAMILIES, Family
+from benchmarks.common import CASES, FAMILIES, Case, Family
 from benchmarks.op_timing import Variant, nbytes
 from tensorrt_llm._torch.custom_ops import attention_kernels, attention_scale_kernels, norm_kernels
 from tensorrt_llm._torch.custom_ops import triton_kernels as kernels
@@ -26,7 +27,9 @@ COPY_ELEMENTS = 2**30
 FLAT = [(1024, 4), (2048, 4), (2048, 8), (4096, 8), (8192, 8), (8192, 16), (16384, 16)]
 FUSED = [(1024, 4), (2048, 4), (4096, 4), (4096, 8), (8192, 16)]
 ROWWISE = [(1, 4), (1, 8), (2, 4), (2, 8), (4, 4), (4, 8), (8, 8)]
-STATISTICS = [(16, 4), (16, 8), (32, 4), (32, 8), (64, 4), (64, 8), (128, 8)]
+STATISTICS = [(4, 4), (8, 4), (8, 8), (16, 4), (32, 4), (32, 8), (64, 4), (64, 8), (128, 8)]
+# (rows a program of the statistics, partials at a time, warps)
+SCALES = [(8, 64, 8), (8, 128, 8), (8, 128, 16), (64, 32, 8), (64, 64, 8), (64, 128, 8)]
 DIVISIONS = ("div_rn", "slash", "shared")
 
 
@@ -216,28 +219,27 @@ def norm_variants(family: Family) -> list[Variant]:
     return variants
 
 
-def qkv_inputs(family: Family) -> QkvInputs:
+def qkv_inputs(family: Family, case: Case) -> QkvInputs:
     """q, k, v of both branches with their tables and texts."""
-    tokens, d, length = CASE.tokens, family.head_dim, max(CASE.text)
+    tokens, d, length = case.tokens, family.head_dim, max(case.text)
     q = normal(2, tokens, family.heads * d)
     k, v = (normal(2, tokens, family.kv_heads * d) for _ in range(2))
     angles = torch.rand(2, tokens, d // 2, device=DEVICE).repeat(1, 1, 2) * 100
     texts = (normal(2, length, family.kv_heads, d) for _ in range(2))
-    lengths = torch.tensor(CASE.text, dtype=torch.int32, device=DEVICE)
+    lengths = torch.tensor(case.text, dtype=torch.int32, device=DEVICE)
     tables = (angles.cos().to(BF16), angles.sin().to(BF16))
     return QkvInputs(q, k, v, normal(d), normal(d), 1e-6, *tables, *texts, lengths)
 
 
-def qkv_variants(family: Family) -> list[Variant]:
+def qkv_variants(family: Family, case: Case = CASE) -> list[Variant]:
     """Norm, rotation and layout of q, K and V: 16 bit, and the passes of the FP8 form."""
-    inputs = qkv_inputs(family)
+    inputs = qkv_inputs(family, case)
     shape = (*inputs.q.shape[:2], family.heads, family.kv_heads, family.head_dim)
     read = nbytes(inputs.q, inputs.k, inputs.v, inputs.cos, inputs.sin)
     # Of each branch's text the valid rows are read, and rows of K and V written for all.
     text = nbytes(inputs.text_k, inputs.text_v)
-    valid = text * sum(CASE.text) // (2 * max(CASE.text))
+    valid = text * sum(case.text) // (2 * max(case.text))
     wide, codes = OPS.qk_norm_rope(*inputs), OPS.qkv_norm_rope_e4m3(*inputs)
-    partials = attention_scale_kernels.launch_qkv_statistics(inputs, block=64, num_warps=4)
     descales, means = codes[3:6], (torch.zeros_like(codes[6]), codes[6])
     variants = []
     for block, num_warps in ROWWISE:
@@ -257,17 +259,17 @@ def qkv_variants(family: Family) -> list[Variant]:
         variants.append(
             Variant("q, k, v statistics", statistics, read + valid, (), None, shape, **launch)
         )
-    for block, num_warps in ((16, 8), (32, 4), (32, 8), (64, 8)):
+    for rows, block, num_warps in SCALES:
         launch = {"block": block, "num_warps": num_warps}
+        partials = attention_scale_kernels.launch_qkv_statistics(inputs, block=rows, num_warps=4)
 
-        def join(launch=launch):
+        def join(launch=launch, partials=partials):
             attention_scale_kernels.launch_qkv_descales(
                 inputs, partials, *means, *descales, **launch
             )
 
-        variants.append(
-            Variant("q, k, v scales", join, nbytes(*partials), (), None, shape, **launch)
-        )
+        name = f"q, k, v scales of {rows} rows"
+        variants.append(Variant(name, join, nbytes(*partials), (), None, shape, **launch))
     for block, num_warps in ROWWISE:
         launch = {"block": block, "num_warps": num_warps}
 
@@ -281,12 +283,12 @@ def qkv_variants(family: Family) -> list[Variant]:
         ("q, k, v -> codes (op)", OPS.qkv_norm_rope_e4m3, 2 * (read + valid) + nbytes(*codes[:3])),
     ):
         variants.append(Variant(name, lambda op=op: op(*inputs), size, shape=shape))
-    return [*variants, *value_mean_variants(family)]
+    return [*variants, *value_mean_variants(family, case)]
 
 
-def value_mean_variants(family: Family) -> list[Variant]:
+def value_mean_variants(family: Family, case: Case) -> list[Variant]:
     """Adding the mean values to the output of FP8 attention, to FP8 and to 16 bit."""
-    attended = normal(2, CASE.tokens, family.heads, family.head_dim)
+    attended = normal(2, case.tokens, family.heads, family.head_dim)
     v_mean, scale = normal(2, family.kv_heads, family.head_dim, dtype=FP32), one_scale()
     variants = []
     for dtype in (FP8, BF16):
@@ -312,5 +314,6 @@ SECTIONS = {
     "norm super": lambda: [copy_variant(), *norm_variants(FAMILIES["super"])],
     "qkv": lambda: [copy_variant(), *qkv_variants(FAMILIES["nano"])],
     "qkv super": lambda: [copy_variant(), *qkv_variants(FAMILIES["super"])],
+    "qkv image": lambda: [copy_variant(), *qkv_variants(FAMILIES["nano"], CASES["image"])],
 }
 """Makers of the variants that take turns, by section; each has its own copy."""

@@ -110,7 +110,7 @@ def time_section(name: str) -> list[Row]:
     for row in rows:
         row.of_copy = row.gb_per_s / copy
         # Sections of another family take turns of their own, and are read like the first's.
-        row.section = name.removesuffix(" super")
+        row.section = name.removesuffix(" super").removesuffix(" image")
         low, high = min(row.samples_ms), max(row.samples_ms)
         launch = f"{row.block or '':>6} {row.num_warps or '':>3}"
         say(

@@ -338,6 +338,7 @@ def _launch_write(inputs: QkvInputs, outputs, scales, block: int, num_warps: int
         *numbers,
         **sizes,
         QUANTIZE=scales[0] is not None,
+        BLOCK=block,
         num_warps=num_warps,
         **_EXACT,
     )
@@ -378,7 +379,6 @@ def launch_arguments(inputs: QkvInputs, block: int) -> tuple[tuple, dict[str, in
         "Q_TILE": triton.next_power_of_2(inputs.query_heads),
         "KV_TILE": triton.next_power_of_2(inputs.kv_heads),
         "HALF": inputs.head_dim // 2,
-        "BLOCK": block,
     }
     return (tensors, numbers), sizes, inputs.batch * programs
 

@@ -58,7 +58,7 @@ from tensorrt_llm._torch.custom_ops.attention_arguments import (
 )
 from tensorrt_llm._torch.custom_ops.norm_ops import rms_norm_formula
 from tensorrt_llm._torch.custom_ops.op_arguments import FP8
-from tensorrt_llm._torch.custom_ops.registration import register_op
+from tensorrt_llm._torch.custom_ops.registration import device_guard, register_op
 from tensorrt_llm._utils import describe_error
 
 _E4M3_MAX = 448.0  # the largest finite float8_e4m3fn
@@ -67,15 +67,17 @@ _E4M3_MAX = 448.0  # the largest finite float8_e4m3fn
 # both branches of 44,160 tokens, 32 and 64 query heads (benchmarks/results/ops_h200.json).
 # (1, 4): 0.543 and 0.890 ms, 0.97 of the copy bandwidth; (2, 4) 0.558 and 0.913.
 _QK_NORM_ROPE_LAUNCH = {"block": 1, "num_warps": 4}
-# (64, 4): 0.451 and 0.708 ms, 0.59 and 0.62 of the copy; (32, 4) 0.462 and 0.681.
-_STATISTICS_LAUNCH = {"block": 64, "num_warps": 4}
+# (64, 4): 0.447 ms; (32, 4) 0.460, (8, 4) 0.498. A picture of 1,024 tokens: 0.101, 0.063 and 0.028.
+_STATISTICS_LAUNCH = {"num_warps": 4}
+_STATISTICS_ROWS = (8, 64)
+_STATISTICS_PROGRAMS = 1_024
 # (1, 4): 0.601 and 1.080 ms, 0.66 and 0.60 of the copy; (4, 4) 0.591 and 1.009.
 _QUANTIZE_LAUNCH = {"block": 1, "num_warps": 4}
-# Partials a program reads at a time, and its warps; one program a branch and key head. (64, 8):
-# 0.064 and 0.081 ms, (16, 8) 0.167 and 0.166.
-_DESCALES_LAUNCH = {"block": 64, "num_warps": 8}
-# To FP8 (1, 4): 0.292 and 0.624 ms, 0.87 and 0.82 of the copy; (8, 8) 0.289 and 0.574.
-_ADD_VALUE_MEAN_LAUNCH = {"block": 1, "num_warps": 4}
+# Partials a program reads at a time, and its warps. Of 64 rows each (128, 8): 0.024 ms, (64, 8)
+# 0.060; of a picture, 8 rows each: 0.017 and 0.034.
+_DESCALES_LAUNCH = {"block": 128, "num_warps": 8}
+# To FP8 (4, 4): 0.279 ms, 0.91 of the copy bandwidth; (1, 4) 0.291.
+_ADD_VALUE_MEAN_LAUNCH = {"block": 4, "num_warps": 4}
 
 
 @functools.cache
@@ -100,7 +102,7 @@ def _qk_norm_rope_cuda(*args):
     inputs = QkvInputs(*args)
     outputs = _qk_norm_rope_fake(*args)
     check_cuda_head_dim("trtllm::qk_norm_rope", inputs.head_dim)
-    with torch.cuda.device(inputs.q.device):
+    with device_guard(inputs.q):
         _kernels()[0].launch_qk_norm_rope(inputs, *outputs, **_QK_NORM_ROPE_LAUNCH)
     return outputs
 
@@ -158,6 +160,16 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
 # ---- qkv_norm_rope_e4m3 ----
 
 
+def statistics_block(batch: int, rows: int) -> int:
+    """Rows of ``batch`` branches of ``rows`` each that one program of the statistics reads.
+
+    Few enough that a picture fills the GPU, many enough that a video leaves few partials to join.
+    A function of the sizes alone, as the order of the sums follows from it.
+    """
+    fewest, most = _STATISTICS_ROWS
+    return min(most, max(fewest, batch * rows // _STATISTICS_PROGRAMS))
+
+
 def _qkv_norm_rope_e4m3_cpu(*args):
     inputs = QkvInputs(*args)
     check_qkv("trtllm::qkv_norm_rope_e4m3", inputs)
@@ -192,8 +204,9 @@ def _qkv_norm_rope_e4m3_cuda(*args):
     codes, descales, v_mean = outputs[:3], outputs[3:6], outputs[6]
     k_mean = torch.empty_like(v_mean)
     kernels, scale_kernels = _kernels()
-    with torch.cuda.device(inputs.q.device):
-        partials = scale_kernels.launch_qkv_statistics(inputs, **_STATISTICS_LAUNCH)
+    with device_guard(inputs.q):
+        block = statistics_block(inputs.batch, inputs.media_rows + inputs.text_rows)
+        partials = scale_kernels.launch_qkv_statistics(inputs, block=block, **_STATISTICS_LAUNCH)
         means = (k_mean, v_mean)
         scale_kernels.launch_qkv_descales(inputs, partials, *means, *descales, **_DESCALES_LAUNCH)
         kernels.launch_qkv_quantize(inputs, *codes, *means, *descales, **_QUANTIZE_LAUNCH)
@@ -222,7 +235,7 @@ def _add_value_mean_cpu(attended, v_mean, scale=None):
 def _add_value_mean_cuda(attended, v_mean, scale=None):
     out = _add_value_mean_fake(attended, v_mean, scale)
     if out.numel() > 0:
-        with torch.cuda.device(attended.device):
+        with device_guard(attended):
             _kernels()[0].launch_add_value_mean(
                 attended, v_mean, out, scale, **_ADD_VALUE_MEAN_LAUNCH
             )

@@ -38,7 +38,7 @@ def _grown(amax, value):
     return tl.maximum(amax, magnitude, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit(do_not_specialize=RUNTIME)
+@triton.jit(do_not_specialize=[*RUNTIME, "block"])
 def _statistics_kernel(
     q_ptr,
     k_ptr,
@@ -64,13 +64,15 @@ def _statistics_kernel(
     text_rows,
     media_programs,
     programs,
+    block,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     Q_TILE: tl.constexpr,
     KV_TILE: tl.constexpr,
     HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
+    # Rows in turn: what the scales need of a row stays in registers. ``block`` is a number of the
+    # call, so that short and long sequences share one kernel.
     branch, program, length = place(lengths_ptr, text_rows, programs)
     D: tl.constexpr = 2 * HALF
     heads = tl.arange(0, KV_TILE)[:, None]
@@ -87,38 +89,37 @@ def _statistics_kernel(
     max_first = tl.full([KV_TILE, HALF], float("-inf"), tl.float32)
     max_second = tl.full([KV_TILE, HALF], float("-inf"), tl.float32)
     is_media = program < media_programs
-    start = tl.where(is_media, program, program - media_programs) * BLOCK
-    rows = tl.where(is_media, media_rows, length)
-    for index in range(BLOCK):
+    start = tl.where(is_media, program, program - media_programs) * block
+    count = tl.minimum(block, tl.where(is_media, media_rows, length) - start)
+    for index in range(count):
         row = (start + index).to(tl.int64)
-        if row < rows:
-            if is_media:
-                media = branch * media_rows + row
-                cos_row, sin_row = cos_ptr + media * D, sin_ptr + media * D
-                q_from = q_ptr + branch * q_batch + row * q_row
-                first, second = normed_rotated(
-                    q_from, q_weight_ptr, cos_row, sin_row, eps, Q_HEADS, Q_TILE, HALF
-                )
-                q_amax = _grown(_grown(q_amax, first), second)
-                k_from = k_ptr + branch * k_batch + row * k_row
-                first, second = normed_rotated(
-                    k_from, k_weight_ptr, cos_row, sin_row, eps, KV_HEADS, KV_TILE, HALF
-                )
-                v_from = v_ptr + branch * v_batch + row * v_row
-            else:
-                text_from = (branch * text_rows + row) * (KV_HEADS * D)
-                first = load_heads(text_k_ptr + text_from + tile, heads, KV_HEADS, KV_TILE)
-                second = load_heads(text_k_ptr + text_from + tile + HALF, heads, KV_HEADS, KV_TILE)
-                v_from = text_v_ptr + text_from
-            value = load_heads(v_from + v_tile, heads, KV_HEADS, KV_TILE).to(tl.float32)
-            v_sum += value
-            v_min, v_max = tl.minimum(v_min, value), tl.maximum(v_max, value)
-            first, second = first.to(tl.float32), second.to(tl.float32)
-            sum_first += first
-            sum_second += second
-            # NaN may be dropped here: the sum has it.
-            min_first, max_first = tl.minimum(min_first, first), tl.maximum(max_first, first)
-            min_second, max_second = tl.minimum(min_second, second), tl.maximum(max_second, second)
+        if is_media:
+            media = branch * media_rows + row
+            cos_row, sin_row = cos_ptr + media * D, sin_ptr + media * D
+            q_from = q_ptr + branch * q_batch + row * q_row
+            first, second = normed_rotated(
+                q_from, q_weight_ptr, cos_row, sin_row, eps, Q_HEADS, Q_TILE, HALF
+            )
+            q_amax = _grown(_grown(q_amax, first), second)
+            k_from = k_ptr + branch * k_batch + row * k_row
+            first, second = normed_rotated(
+                k_from, k_weight_ptr, cos_row, sin_row, eps, KV_HEADS, KV_TILE, HALF
+            )
+            v_from = v_ptr + branch * v_batch + row * v_row
+        else:
+            text_from = (branch * text_rows + row) * (KV_HEADS * D)
+            first = load_heads(text_k_ptr + text_from + tile, heads, KV_HEADS, KV_TILE)
+            second = load_heads(text_k_ptr + text_from + tile + HALF, heads, KV_HEADS, KV_TILE)
+            v_from = text_v_ptr + text_from
+        value = load_heads(v_from + v_tile, heads, KV_HEADS, KV_TILE).to(tl.float32)
+        v_sum += value
+        v_min, v_max = tl.minimum(v_min, value), tl.maximum(v_max, value)
+        first, second = first.to(tl.float32), second.to(tl.float32)
+        sum_first += first
+        sum_second += second
+        # NaN may be dropped here: the sum has it.
+        min_first, max_first = tl.minimum(min_first, first), tl.maximum(max_first, first)
+        min_second, max_second = tl.minimum(min_second, second), tl.maximum(max_second, second)
     partial = branch * programs + program
     q_heads = tl.arange(0, Q_TILE)
     q_to = q_amax_ptr + partial * Q_HEADS
@@ -189,33 +190,38 @@ def _join_kernel(
     D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # One program a branch and key head.
+    # One program a branch and key head for each of q, K and V.
     branch = (tl.program_id(0) // KV_HEADS).to(tl.int64)
     head = tl.program_id(0) % KV_HEADS
-    length = tl.minimum(tl.maximum(tl.load(lengths_ptr + branch).to(tl.int32), 0), text_rows)
-    steps = tl.arange(0, BLOCK)[:, None]
-    group = tl.arange(0, GROUP_TILE)[None, :]
-    q_amax = tl.zeros([BLOCK, GROUP_TILE], tl.float32)
-    start = 0
-    while start < programs:
-        here = steps + start
-        partial = branch * programs + here
-        q_from = q_amax_ptr + (partial * KV_HEADS + head) * GROUP + group
-        inside = (here < programs) & (group < GROUP)
-        q_amax = _grown(q_amax, tl.load(q_from, mask=inside, other=0.0))
-        start += BLOCK
-    rows = media_rows + length
-    first = (branch * programs * KV_HEADS + head) * (3 * D)
-    stride = KV_HEADS * 3 * D
-    k_mean, k_scale = _joined_range(k_range_ptr, first, stride, programs, rows, D, BLOCK)
-    v_mean, v_scale = _joined_range(v_range_ptr, first, stride, programs, rows, D, BLOCK)
+    kind = tl.program_id(1)
     to = branch * KV_HEADS + head
-    lanes = tl.arange(0, D)[None, :]
-    tl.store(k_mean_ptr + to * D + lanes, k_mean)
-    tl.store(v_mean_ptr + to * D + lanes, v_mean)
-    tl.store(q_scale_ptr + to, _descale(q_amax))
-    tl.store(k_scale_ptr + to, k_scale)
-    tl.store(v_scale_ptr + to, v_scale)
+    if kind == 0:
+        steps = tl.arange(0, BLOCK)[:, None]
+        group = tl.arange(0, GROUP_TILE)[None, :]
+        q_amax = tl.zeros([BLOCK, GROUP_TILE], tl.float32)
+        start = 0
+        while start < programs:
+            here = steps + start
+            partial = branch * programs + here
+            q_from = q_amax_ptr + (partial * KV_HEADS + head) * GROUP + group
+            inside = (here < programs) & (group < GROUP)
+            q_amax = _grown(q_amax, tl.load(q_from, mask=inside, other=0.0))
+            start += BLOCK
+        tl.store(q_scale_ptr + to, _descale(q_amax))
+    else:
+        length = tl.minimum(tl.maximum(tl.load(lengths_ptr + branch).to(tl.int32), 0), text_rows)
+        rows = media_rows + length
+        first = (branch * programs * KV_HEADS + head) * (3 * D)
+        stride = KV_HEADS * 3 * D
+        lanes = tl.arange(0, D)[None, :]
+        if kind == 1:
+            mean, scale = _joined_range(k_range_ptr, first, stride, programs, rows, D, BLOCK)
+            tl.store(k_mean_ptr + to * D + lanes, mean)
+            tl.store(k_scale_ptr + to, scale)
+        else:
+            mean, scale = _joined_range(v_range_ptr, first, stride, programs, rows, D, BLOCK)
+            tl.store(v_mean_ptr + to * D + lanes, mean)
+            tl.store(v_scale_ptr + to, scale)
 
 
 class Partials(NamedTuple):
@@ -243,7 +249,7 @@ def launch_qkv_statistics(inputs: QkvInputs, *, block: int, num_warps: int) -> P
         )
     )
     _statistics_kernel[(programs,)](
-        *tensors, *partials, *numbers, **sizes, num_warps=num_warps, **_EXACT
+        *tensors, *partials, *numbers, block, **sizes, num_warps=num_warps, **_EXACT
     )
     return partials
 
@@ -266,7 +272,7 @@ def launch_qkv_descales(
         block: Partials that a program reads at a time; the order of the sums depends on it.
     """
     group = inputs.query_heads // inputs.kv_heads
-    _join_kernel[(inputs.batch * inputs.kv_heads,)](
+    _join_kernel[(inputs.batch * inputs.kv_heads, 3)](
         *partials,
         inputs.text_lengths,
         k_mean,

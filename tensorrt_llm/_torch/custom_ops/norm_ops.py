@@ -34,7 +34,7 @@ from tensorrt_llm._torch.custom_ops.op_arguments import (
     check_scale,
     check_wide_dtype,
 )
-from tensorrt_llm._torch.custom_ops.registration import register_op
+from tensorrt_llm._torch.custom_ops.registration import device_guard, register_op
 from tensorrt_llm._utils import describe_error
 
 # Rows (block) and warps a program, for every SM version and output dtype; measured on an H200 at
@@ -79,7 +79,7 @@ def _rms_norm_cpu(x, weight, eps, scale=None):
 def _rms_norm_cuda(x, weight, eps, scale=None):
     out = _rms_norm_fake(x, weight, eps, scale)
     if out.numel() > 0:
-        with torch.cuda.device(x.device):
+        with device_guard(x):
             _kernels().launch_rms_norm(x.contiguous(), weight, out, scale, eps, **_RMS_NORM_LAUNCH)
     return out
 
@@ -102,7 +102,7 @@ def _add_rms_norm_cuda(x, residual, weight, eps, scale=None):
     out, total = _add_rms_norm_fake(x, residual, weight, eps, scale)
     if out.numel() > 0:
         x, residual = x.contiguous(), residual.contiguous()
-        with torch.cuda.device(x.device):
+        with device_guard(x):
             _kernels().launch_add_rms_norm(
                 x, residual, weight, out, total, scale, eps, **_ADD_RMS_NORM_LAUNCH
             )

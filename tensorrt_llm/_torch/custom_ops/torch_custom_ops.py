@@ -38,7 +38,7 @@ from tensorrt_llm._torch.custom_ops.op_arguments import (
     fused_out_shape,
     swiglu_out_dtype,
 )
-from tensorrt_llm._torch.custom_ops.registration import register_op
+from tensorrt_llm._torch.custom_ops.registration import device_guard, register_op
 from tensorrt_llm._utils import describe_error, get_sm_version
 
 _E4M3_MAX = 448.0  # the largest finite float8_e4m3fn
@@ -150,7 +150,7 @@ def _silu_and_mul_cuda(
     if out.numel() > 0:
         alpha, beta = _alpha_beta(swiglu_alpha, swiglu_beta)
         block, num_warps = _SILU_AND_MUL_LAUNCH.get(out.dtype, _SILU_AND_MUL_WIDE_LAUNCH)
-        with torch.cuda.device(x.device):
+        with device_guard(x):
             _kernels().launch_silu_and_mul(
                 x, out, scale, swiglu_limit, alpha, beta, block=block, num_warps=num_warps
             )
@@ -179,7 +179,7 @@ def _silu_and_mul_2in_cuda(
     if out.numel() > 0:
         alpha, beta = _alpha_beta(swiglu_alpha, swiglu_beta)
         block, num_warps = _launch_params(out)
-        with torch.cuda.device(gate.device):
+        with device_guard(gate):
             _kernels().launch_silu_and_mul_2in(
                 gate, up, out, scale, swiglu_limit, alpha, beta, block=block, num_warps=num_warps
             )
@@ -216,7 +216,7 @@ def _quantize_e4m3_static_cpu(x, scale):
 def _quantize_e4m3_static_cuda(x, scale):
     out = _quantize_e4m3_static_fake(x, scale)
     if out.numel() > 0:
-        with torch.cuda.device(x.device):
+        with device_guard(x):
             _kernels().launch_quantize_e4m3_static(x.contiguous(), out, scale, **_QUANTIZE_LAUNCH)
     return out
 
@@ -250,7 +250,7 @@ def _quantize_e4m3_dynamic_cuda(x):
     if out.numel() == 0:
         return out, scale.fill_(1.0)
     x = x.contiguous()
-    with torch.cuda.device(x.device):
+    with device_guard(x):
         _kernels().launch_quantize_e4m3_dynamic(x, out, _amax(x), scale, **_QUANTIZE_LAUNCH)
     return out, scale
 
@@ -268,7 +268,7 @@ def _dequantize_e4m3_cpu(weight, scale, dtype):
 def _dequantize_e4m3_cuda(weight, scale, dtype):
     out = _dequantize_e4m3_fake(weight, scale, dtype)
     if out.numel() > 0:
-        with torch.cuda.device(weight.device):
+        with device_guard(weight):
             dequantize_e4m3_into(weight.contiguous(), out, scale)
     return out
 

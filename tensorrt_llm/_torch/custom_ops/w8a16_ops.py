@@ -22,7 +22,7 @@ from tensorrt_llm._torch.custom_ops.op_arguments import (
     check_same_device,
     check_scale,
 )
-from tensorrt_llm._torch.custom_ops.registration import register_op
+from tensorrt_llm._torch.custom_ops.registration import device_guard, register_op
 from tensorrt_llm._torch.custom_ops.torch_custom_ops import dequantize_e4m3_into
 from tensorrt_llm._utils import describe_error
 
@@ -101,7 +101,7 @@ def _cuda(x, weight, weight_scale, bias=None):
     _check(x, weight, weight_scale, bias)
     if x.numel() == 0 or weight.numel() == 0:
         return F.linear(x, weight.to(x.dtype), bias)
-    with _LOCK, torch.cuda.device(x.device):
+    with _LOCK, device_guard(x):
         scratch = reserve_scratch(weight.numel(), x.dtype, x.device)
         wide = scratch[: weight.numel()].view(weight.shape)
         dequantize_e4m3_into(weight.contiguous(), wide, weight_scale)

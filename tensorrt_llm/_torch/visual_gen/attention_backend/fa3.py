@@ -3,8 +3,9 @@
 
 The package's operator is called directly, with the output as an argument: its Python function takes
 three times the host's time a call, and can't write the branches into one tensor (fa3-fwd 0.0.3).
-Where the host knows the lengths each branch is one call over its own keys; a captured graph makes
-one call over all branches that reads the lengths on the device. Both give the same bits.
+Where the host knows the lengths each branch is one call over its own keys; a captured graph, and a
+short eager step, make one call over all branches that reads the lengths on the device. Both give
+the same bits.
 """
 
 import functools
@@ -25,6 +26,9 @@ _INTERFACE = "fa3_fwd_interface"
 _HEAD_DIM_MULTIPLE = {False: 8, True: 16}  # by "FP8 operands"
 _MAX_HEAD_DIM = 256
 _NO_DESCALES = (None, None, None)
+# Query rows up to which the branches share one call: a call costs the host 40 us, as long as the
+# kernel of a picture's branch takes.
+_ONE_CALL_ROWS = 4_096
 
 
 class FA3Unavailable(Exception):
@@ -140,7 +144,8 @@ def _attend(
     lengths: KeyLengths | None,
 ) -> torch.Tensor:
     out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
-    if lengths is None or lengths.host is None:
+    together = q.shape[0] > 1 and q.shape[0] * q.shape[1] <= _ONE_CALL_ROWS
+    if lengths is None or lengths.host is None or together:
         used = None if lengths is None else lengths.device
         _call(q, k, v, out, used, descales, is_causal)
         return out

@@ -116,7 +116,10 @@ def launched_e4m3(inputs):
     outputs = E4M3(*inputs)
     codes, descales = ([poisoned(x) for x in part] for part in (outputs[:3], outputs[3:6]))
     means = [poisoned(outputs[6]) for _ in range(2)]
-    partials = attention_scale_kernels.launch_qkv_statistics(inputs, **op._STATISTICS_LAUNCH)
+    block = op.statistics_block(inputs.batch, inputs.media_rows + inputs.text_rows)
+    partials = attention_scale_kernels.launch_qkv_statistics(
+        inputs, block=block, **op._STATISTICS_LAUNCH
+    )
     attention_scale_kernels.launch_qkv_descales(
         inputs, partials, *means, *descales, **op._DESCALES_LAUNCH
     )

@@ -205,7 +205,14 @@ def kernel(monkeypatch):
     return recorded
 
 
-def test_fa3_calls_each_branch_over_its_own_keys_where_the_host_knows_them(kernel):
+@pytest.fixture
+def no_step_is_short(monkeypatch):
+    monkeypatch.setattr(fa3, "_ONE_CALL_ROWS", 9)  # two branches of five queries are ten
+
+
+def test_fa3_calls_each_branch_over_its_own_keys_where_the_host_knows_them(
+    kernel, no_step_is_short
+):
     q, k, v = (x.bfloat16() for x in random_qkv(4, 2, 5, 11))
     found = create_attention_backend("FA3").forward(q, k, v, lengths=lengths_of(11, 4))
     assert [tuple(call["k"].shape) for call in kernel.calls] == [(1, 11, 2, 16), (1, 4, 2, 16)]
@@ -218,7 +225,16 @@ def test_fa3_calls_each_branch_over_its_own_keys_where_the_host_knows_them(kerne
     assert found.dtype == torch.bfloat16 and found.shape == q.shape
 
 
-def test_fa3_on_fp8_operands_hands_each_branch_its_own_descales(kernel):
+def test_the_branches_of_a_short_step_share_one_call_of_fa3(kernel):
+    q, k, v = (x.bfloat16() for x in random_qkv(4, 2, 5, 11))
+    backend = create_attention_backend("FA3")
+    backend.forward(q, k, v, lengths=lengths_of(11, 4))
+    assert [call["used"].tolist() for call in kernel.calls] == [[11, 4]]
+    backend.forward(q[:1], k[:1], v[:1], lengths=lengths_of(11))  # one branch is one call anyway
+    assert kernel.calls[1]["used"] is None
+
+
+def test_fa3_on_fp8_operands_hands_each_branch_its_own_descales(kernel, no_step_is_short):
     q, k, v = (x.to(torch.float8_e4m3fn) for x in random_qkv(4, 2, 5, 11))
     scales = [torch.rand(2, 2) for _ in range(3)]
     v_mean = torch.full((2, 2, 16), 1e6)
