@@ -13,7 +13,12 @@ import triton.language as tl
 import tensorrt_llm._torch.custom_ops  # noqa: F401
 from benchmarks.common import CASES, FAMILIES, Case, Family
 from benchmarks.op_timing import Variant, nbytes
-from tensorrt_llm._torch.custom_ops import attention_kernels, attention_scale_kernels, norm_kernels
+from tensorrt_llm._torch.custom_ops import (
+    attention_kernels,
+    attention_scale_kernels,
+    norm_kernels,
+    value_mean_kernels,
+)
 from tensorrt_llm._torch.custom_ops import triton_kernels as kernels
 from tensorrt_llm._torch.custom_ops.attention_arguments import QkvInputs
 from tensorrt_llm._torch.custom_ops.triton_kernels import e4m3_value
@@ -27,9 +32,10 @@ COPY_ELEMENTS = 2**30
 FLAT = [(1024, 4), (2048, 4), (2048, 8), (4096, 8), (8192, 8), (8192, 16), (16384, 16)]
 FUSED = [(1024, 4), (2048, 4), (4096, 4), (4096, 8), (8192, 16)]
 ROWWISE = [(1, 4), (1, 8), (2, 4), (2, 8), (4, 4), (4, 8), (8, 8)]
-STATISTICS = [(4, 4), (8, 4), (8, 8), (16, 4), (32, 4), (32, 8), (64, 4), (64, 8), (128, 8)]
+WARPS = (2, 4, 8)
+STATISTICS = [(8, 4), (12, 4), (16, 4), (32, 4), (64, 2), (64, 4), (64, 8), (128, 4)]
 # (rows a program of the statistics, partials at a time, warps)
-SCALES = [(8, 64, 8), (8, 128, 8), (8, 128, 16), (64, 32, 8), (64, 64, 8), (64, 128, 8)]
+SCALES = [(12, 64, 8), (12, 128, 8), (12, 128, 16), (64, 64, 8), (64, 128, 8), (64, 128, 16)]
 DIVISIONS = ("div_rn", "slash", "shared")
 
 
@@ -242,14 +248,15 @@ def qkv_variants(family: Family, case: Case = CASE) -> list[Variant]:
     wide, codes = OPS.qk_norm_rope(*inputs), OPS.qkv_norm_rope_e4m3(*inputs)
     descales, means = codes[3:6], (torch.zeros_like(codes[6]), codes[6])
     variants = []
-    for block, num_warps in ROWWISE:
-        launch = {"block": block, "num_warps": num_warps}
+    for num_warps in WARPS:
 
-        def write(launch=launch):
-            attention_kernels.launch_qk_norm_rope(inputs, *wide, **launch)
+        def write(num_warps=num_warps):
+            attention_kernels.launch_qk_norm_rope(inputs, *wide, num_warps=num_warps)
 
         size = read + valid + nbytes(*wide)
-        variants.append(Variant("q, k, v", write, size, (), None, shape, **launch))
+        variants.append(
+            Variant("q, k, v", write, size, (), None, shape, block=1, num_warps=num_warps)
+        )
     for block, num_warps in STATISTICS:
         launch = {"block": block, "num_warps": num_warps}
 
@@ -270,14 +277,19 @@ def qkv_variants(family: Family, case: Case = CASE) -> list[Variant]:
 
         name = f"q, k, v scales of {rows} rows"
         variants.append(Variant(name, join, nbytes(*partials), (), None, shape, **launch))
-    for block, num_warps in ROWWISE:
-        launch = {"block": block, "num_warps": num_warps}
+    for num_warps in WARPS:
 
-        def quantise(launch=launch):
-            attention_kernels.launch_qkv_quantize(inputs, *codes[:3], *means, *descales, **launch)
+        def quantise(num_warps=num_warps):
+            attention_kernels.launch_qkv_quantize(
+                inputs, *codes[:3], *means, *descales, num_warps=num_warps
+            )
 
         size = read + valid + nbytes(*codes[:3])
-        variants.append(Variant("q, k, v -> codes", quantise, size, (), None, shape, **launch))
+        variants.append(
+            Variant(
+                "q, k, v -> codes", quantise, size, (), None, shape, block=1, num_warps=num_warps
+            )
+        )
     for name, op, size in (
         ("q, k, v (op)", OPS.qk_norm_rope, read + valid + nbytes(*wide)),
         ("q, k, v -> codes (op)", OPS.qkv_norm_rope_e4m3, 2 * (read + valid) + nbytes(*codes[:3])),
@@ -299,7 +311,7 @@ def value_mean_variants(family: Family, case: Case) -> list[Variant]:
             launch = {"block": block, "num_warps": num_warps}
 
             def run(out=out, s=out_scale, launch=launch):
-                attention_kernels.launch_add_value_mean(attended, v_mean, out, s, **launch)
+                value_mean_kernels.launch_add_value_mean(attended, v_mean, out, s, **launch)
 
             name, size = f"add value mean -> {label}", nbytes(attended, v_mean, out)
             variants.append(Variant(name, run, size, (out,), name, attended.shape, **launch))

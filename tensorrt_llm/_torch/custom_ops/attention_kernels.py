@@ -6,10 +6,11 @@ fills preallocated outputs and returns nothing. Head counts and the head size ar
 constants, since models have few; token counts are not, so a new prompt or frame count compiles
 nothing. A row's base is a 64-bit scalar, offsets inside a row are 32-bit.
 
-A program takes a run of rows of one branch: of its N media rows, or of the L rows that the text
-adds to K and V. Of these, row j holds text where j < length; the others are zero and lie behind the
-media. Tiles are [heads, D / 2], the two halves of each head apart, so that rotating needs no
-exchange between threads.
+A program takes one of the N media rows of a branch, or a few of the L rows that the text adds to K
+and V: as many as make a tile as large as q's. Of these, row j holds text where j < length; the
+others are zero and lie behind the media. Tiles are [heads, D / 2], the two halves of each head
+apart, so that rotating needs no exchange between threads. Programs are short, so what counts is how
+long one waits: everything is loaded before anything is computed.
 
 The FP8 form reads its inputs twice: ``attention_scale_kernels`` makes the scales, then the rows are
 computed again here and quantised.
@@ -21,10 +22,10 @@ import triton.language as tl
 
 from tensorrt_llm._torch.custom_ops.attention_arguments import QkvInputs
 from tensorrt_llm._torch.custom_ops.norm_kernels import normed_value, rms_factor, vector_columns
-from tensorrt_llm._torch.custom_ops.triton_kernels import _EXACT, divide_by_shared, e4m3_value
+from tensorrt_llm._torch.custom_ops.triton_kernels import _EXACT, divide_by_shared
 
 # Arguments whose values must not decide what is compiled.
-RUNTIME = ["media_rows", "text_rows", "media_programs", "programs"]
+RUNTIME = ["media_rows", "text_rows", "programs"]
 
 
 @triton.jit
@@ -56,13 +57,22 @@ def place(lengths_ptr, text_rows, programs):
 
 
 @triton.jit
+def load_halves(row_ptr, HEADS: tl.constexpr, TILE: tl.constexpr, HALF: tl.constexpr):
+    """The halves of the heads of a row, two tiles [TILE, HALF]."""
+    heads = tl.arange(0, TILE)[:, None]
+    pointers = row_ptr + heads * (2 * HALF) + tl.arange(0, HALF)[None, :]
+    first = load_heads(pointers, heads, HEADS, TILE)
+    return first, load_heads(pointers + HALF, heads, HEADS, TILE)
+
+
+@triton.jit
 def normed_rotated(
-    row_ptr,
+    first,
+    second,
     weight_ptr,
     cos_row,
     sin_row,
     eps,
-    HEADS: tl.constexpr,
     TILE: tl.constexpr,
     HALF: tl.constexpr,
 ):
@@ -72,12 +82,8 @@ def normed_rotated(
     sine are loaded as whole tiles: their rows repeat an address that the cache holds, where one row
     spread over the tile's threads would go through shared memory.
     """
-    heads = tl.arange(0, TILE)[:, None]
-    lanes = tl.arange(0, HALF)[None, :]
-    same = heads * 0 + lanes
-    tile = heads * (2 * HALF) + lanes
-    first = load_heads(row_ptr + tile, heads, HEADS, TILE).to(tl.float32)
-    second = load_heads(row_ptr + tile + HALF, heads, HEADS, TILE).to(tl.float32)
+    same = tl.arange(0, TILE)[:, None] * 0 + tl.arange(0, HALF)[None, :]
+    first, second = first.to(tl.float32), second.to(tl.float32)
     factor = rms_factor(tl.sum(first * first + second * second, axis=1), eps, 2 * HALF)[:, None]
     first = normed_value(first, factor, tl.load(weight_ptr + same))
     second = normed_value(second, factor, tl.load(weight_ptr + same + HALF))
@@ -109,6 +115,63 @@ def _head_scales(scale_ptr, heads, HEADS: tl.constexpr, GROUP: tl.constexpr):
     return tl.load(scale_ptr + heads // GROUP, mask=heads < HEADS, other=1.0)
 
 
+@triton.jit
+def _write_text(
+    text_k_ptr,
+    text_v_ptr,
+    k_out_ptr,
+    v_out_ptr,
+    k_mean_ptr,
+    v_mean_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    branch,
+    program,
+    length,
+    media_rows,
+    text_rows,
+    lanes,
+    v_lanes,
+    KV_HEADS: tl.constexpr,
+    KV_TILE: tl.constexpr,
+    HALF: tl.constexpr,
+    TEXT_ROWS: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+):
+    # TEXT_ROWS of the rows that the text adds to K and V.
+    D: tl.constexpr = 2 * HALF
+    members = tl.arange(0, TEXT_ROWS * KV_TILE)[:, None]
+    heads = members % KV_TILE
+    tile, v_tile = heads * D + lanes, heads * D + v_lanes
+    row = (program * TEXT_ROWS + members // KV_TILE).to(tl.int64)
+    row_from = (branch * text_rows + row) * (KV_HEADS * D)
+    inside = (heads < KV_HEADS) & (row < text_rows)
+    text = inside & (row < length)
+    first = tl.load(text_k_ptr + row_from + tile, mask=text, other=0.0)
+    second = tl.load(text_k_ptr + row_from + tile + HALF, mask=text, other=0.0)
+    value = tl.load(text_v_ptr + row_from + v_tile, mask=text, other=0.0)
+    if QUANTIZE:
+        scales, means = branch * KV_HEADS, branch * (KV_HEADS * D)
+        k_scale = _head_scales(k_scale_ptr + scales, heads, KV_HEADS, 1)
+        v_scale = _head_scales(v_scale_ptr + scales, heads, KV_HEADS, 1)
+        mean_first = load_heads(k_mean_ptr + means + tile, heads, KV_HEADS, KV_TILE)
+        mean_second = load_heads(k_mean_ptr + means + tile + HALF, heads, KV_HEADS, KV_TILE)
+        v_mean = load_heads(v_mean_ptr + means + v_tile, heads, KV_HEADS, KV_TILE)
+        k_shared, v_shared = scales_are_shared(k_scale), scales_are_shared(v_scale)
+        first = e4m3_values(first.to(tl.float32) - mean_first, k_scale, k_shared)
+        second = e4m3_values(second.to(tl.float32) - mean_second, k_scale, k_shared)
+        value = e4m3_values(value.to(tl.float32) - v_mean, v_scale, v_shared)
+        first = tl.where(text, first, 0.0)
+        second = tl.where(text, second, 0.0)
+        value = tl.where(text, value, 0.0)
+    first_key = branch * (text_rows + media_rows)
+    to = (first_key + tl.where(row < length, row, media_rows + row)) * (KV_HEADS * D)
+    kind = k_out_ptr.dtype.element_ty
+    tl.store(k_out_ptr + to + tile, first.to(kind), mask=inside)
+    tl.store(k_out_ptr + to + tile + HALF, second.to(kind), mask=inside)
+    tl.store(v_out_ptr + to + v_tile, value.to(kind), mask=inside)
+
+
 @triton.jit(do_not_specialize=RUNTIME)
 def _write_kernel(
     q_ptr,
@@ -138,157 +201,86 @@ def _write_kernel(
     eps,
     media_rows,
     text_rows,
-    media_programs,
     programs,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     Q_TILE: tl.constexpr,
     KV_TILE: tl.constexpr,
     HALF: tl.constexpr,
+    TEXT_ROWS: tl.constexpr,
     QUANTIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     branch, program, length = place(lengths_ptr, text_rows, programs)
     D: tl.constexpr = 2 * HALF
-    q_heads = tl.arange(0, Q_TILE)[:, None]
-    heads = tl.arange(0, KV_TILE)[:, None]
     lanes = vector_columns(q_ptr, HALF)[None, :]
-    q_tile = q_heads * D + lanes
-    tile = heads * D + lanes
-    v_tile = heads * D + vector_columns(v_ptr, D)[None, :]
+    v_lanes = vector_columns(v_ptr, D)[None, :]
+    scales, means = branch * KV_HEADS, branch * (KV_HEADS * D)
     first_key = branch * (text_rows + media_rows)
-    if QUANTIZE:
-        means = branch * (KV_HEADS * D)
-        mean_first = load_heads(k_mean_ptr + means + tile, heads, KV_HEADS, KV_TILE)
-        mean_second = load_heads(k_mean_ptr + means + tile + HALF, heads, KV_HEADS, KV_TILE)
-        v_mean = load_heads(v_mean_ptr + means + v_tile, heads, KV_HEADS, KV_TILE)
-        scales = branch * KV_HEADS
-        q_scale = _head_scales(q_scale_ptr + scales, q_heads, Q_HEADS, Q_HEADS // KV_HEADS)
-        k_scale = _head_scales(k_scale_ptr + scales, heads, KV_HEADS, 1)
-        v_scale = _head_scales(v_scale_ptr + scales, heads, KV_HEADS, 1)
-        q_shared = scales_are_shared(q_scale)
-        k_shared = scales_are_shared(k_scale)
-        v_shared = scales_are_shared(v_scale)
-    if program < media_programs:
-        for index in range(BLOCK):
-            row = (program * BLOCK + index).to(tl.int64)
-            if row < media_rows:
-                media = branch * media_rows + row
-                cos_row, sin_row = cos_ptr + media * D, sin_ptr + media * D
-                q_from = q_ptr + branch * q_batch + row * q_row
-                first, second = normed_rotated(
-                    q_from, q_weight_ptr, cos_row, sin_row, eps, Q_HEADS, Q_TILE, HALF
-                )
-                if QUANTIZE:
-                    first = e4m3_values(first.to(tl.float32), q_scale, q_shared)
-                    second = e4m3_values(second.to(tl.float32), q_scale, q_shared)
-                q_to = q_out_ptr + media * (Q_HEADS * D)
-                store_heads(q_to + q_tile, first, q_heads, Q_HEADS, Q_TILE)
-                store_heads(q_to + q_tile + HALF, second, q_heads, Q_HEADS, Q_TILE)
-                k_from = k_ptr + branch * k_batch + row * k_row
-                first, second = normed_rotated(
-                    k_from, k_weight_ptr, cos_row, sin_row, eps, KV_HEADS, KV_TILE, HALF
-                )
-                v_from = v_ptr + branch * v_batch + row * v_row
-                value = load_heads(v_from + v_tile, heads, KV_HEADS, KV_TILE)
-                if QUANTIZE:
-                    first = e4m3_values(first.to(tl.float32) - mean_first, k_scale, k_shared)
-                    second = e4m3_values(second.to(tl.float32) - mean_second, k_scale, k_shared)
-                    value = e4m3_values(value.to(tl.float32) - v_mean, v_scale, v_shared)
-                to = (first_key + length + row) * (KV_HEADS * D)
-                store_heads(k_out_ptr + to + tile, first, heads, KV_HEADS, KV_TILE)
-                store_heads(k_out_ptr + to + tile + HALF, second, heads, KV_HEADS, KV_TILE)
-                store_heads(v_out_ptr + to + v_tile, value, heads, KV_HEADS, KV_TILE)
+    if program < media_rows:
+        row = program.to(tl.int64)
+        media = branch * media_rows + row
+        q_heads = tl.arange(0, Q_TILE)[:, None]
+        heads = tl.arange(0, KV_TILE)[:, None]
+        tile, v_tile = heads * D + lanes, heads * D + v_lanes
+        q_from = q_ptr + branch * q_batch + row * q_row
+        q_first, q_second = load_halves(q_from, Q_HEADS, Q_TILE, HALF)
+        k_from = k_ptr + branch * k_batch + row * k_row
+        k_first, k_second = load_halves(k_from, KV_HEADS, KV_TILE, HALF)
+        v_from = v_ptr + branch * v_batch + row * v_row
+        value = load_heads(v_from + v_tile, heads, KV_HEADS, KV_TILE)
+        if QUANTIZE:
+            q_scale = _head_scales(q_scale_ptr + scales, q_heads, Q_HEADS, Q_HEADS // KV_HEADS)
+            k_scale = _head_scales(k_scale_ptr + scales, heads, KV_HEADS, 1)
+            v_scale = _head_scales(v_scale_ptr + scales, heads, KV_HEADS, 1)
+            mean_first = load_heads(k_mean_ptr + means + tile, heads, KV_HEADS, KV_TILE)
+            mean_second = load_heads(k_mean_ptr + means + tile + HALF, heads, KV_HEADS, KV_TILE)
+            v_mean = load_heads(v_mean_ptr + means + v_tile, heads, KV_HEADS, KV_TILE)
+        cos_row, sin_row = cos_ptr + media * D, sin_ptr + media * D
+        first, second = normed_rotated(
+            q_first, q_second, q_weight_ptr, cos_row, sin_row, eps, Q_TILE, HALF
+        )
+        if QUANTIZE:
+            q_shared = scales_are_shared(q_scale)
+            first = e4m3_values(first.to(tl.float32), q_scale, q_shared)
+            second = e4m3_values(second.to(tl.float32), q_scale, q_shared)
+        q_to = q_out_ptr + media * (Q_HEADS * D) + q_heads * D + lanes
+        store_heads(q_to, first, q_heads, Q_HEADS, Q_TILE)
+        store_heads(q_to + HALF, second, q_heads, Q_HEADS, Q_TILE)
+        first, second = normed_rotated(
+            k_first, k_second, k_weight_ptr, cos_row, sin_row, eps, KV_TILE, HALF
+        )
+        if QUANTIZE:
+            k_shared, v_shared = scales_are_shared(k_scale), scales_are_shared(v_scale)
+            first = e4m3_values(first.to(tl.float32) - mean_first, k_scale, k_shared)
+            second = e4m3_values(second.to(tl.float32) - mean_second, k_scale, k_shared)
+            value = e4m3_values(value.to(tl.float32) - v_mean, v_scale, v_shared)
+        to = (first_key + length + row) * (KV_HEADS * D)
+        store_heads(k_out_ptr + to + tile, first, heads, KV_HEADS, KV_TILE)
+        store_heads(k_out_ptr + to + tile + HALF, second, heads, KV_HEADS, KV_TILE)
+        store_heads(v_out_ptr + to + v_tile, value, heads, KV_HEADS, KV_TILE)
     else:
-        for index in range(BLOCK):
-            row = ((program - media_programs) * BLOCK + index).to(tl.int64)
-            if row < text_rows:
-                text = (heads < KV_HEADS) & (row < length)
-                text_from = (branch * text_rows + row) * (KV_HEADS * D)
-                first = tl.load(text_k_ptr + text_from + tile, mask=text, other=0.0)
-                second = tl.load(text_k_ptr + text_from + tile + HALF, mask=text, other=0.0)
-                value = tl.load(text_v_ptr + text_from + v_tile, mask=text, other=0.0)
-                if QUANTIZE:
-                    first = e4m3_values(first.to(tl.float32) - mean_first, k_scale, k_shared)
-                    second = e4m3_values(second.to(tl.float32) - mean_second, k_scale, k_shared)
-                    value = e4m3_values(value.to(tl.float32) - v_mean, v_scale, v_shared)
-                    first = tl.where(text, first, 0.0)
-                    second = tl.where(text, second, 0.0)
-                    value = tl.where(text, value, 0.0)
-                to = (first_key + tl.where(row < length, row, media_rows + row)) * (KV_HEADS * D)
-                store_heads(k_out_ptr + to + tile, first, heads, KV_HEADS, KV_TILE)
-                store_heads(k_out_ptr + to + tile + HALF, second, heads, KV_HEADS, KV_TILE)
-                store_heads(v_out_ptr + to + v_tile, value, heads, KV_HEADS, KV_TILE)
-
-
-@triton.jit(do_not_specialize=["media_rows", "rows"])
-def _add_value_mean_kernel(
-    attended_ptr,
-    mean_ptr,
-    out_ptr,
-    scale_ptr,
-    media_rows,
-    rows,
-    WIDTH: tl.constexpr,
-    MEANS: tl.constexpr,
-    HEAD: tl.constexpr,
-    GROUP: tl.constexpr,
-    TILE: tl.constexpr,
-    QUANTIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    columns = tl.arange(0, TILE)
-    inside = columns < WIDTH
-    # The query heads of a group share the mean of their key head.
-    mean_columns = columns // (GROUP * HEAD) * HEAD + columns % HEAD
-    for index in range(BLOCK):
-        row = tl.program_id(0) * BLOCK + index
-        if row < rows:
-            base = row.to(tl.int64) * WIDTH
-            mean_row = mean_ptr + row // media_rows * MEANS
-            value = tl.load(attended_ptr + base + columns, mask=inside).to(tl.float32)
-            value += tl.load(mean_row + mean_columns, mask=inside)
-            value = value.to(attended_ptr.dtype.element_ty)
-            if QUANTIZE:
-                value = e4m3_value(value.to(tl.float32), tl.load(scale_ptr))
-            value = value.to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + base + columns, value, mask=inside)
-
-
-def launch_add_value_mean(
-    attended: torch.Tensor,
-    v_mean: torch.Tensor,
-    out: torch.Tensor,
-    scale: torch.Tensor | None,
-    *,
-    block: int,
-    num_warps: int,
-) -> None:
-    """Write ``attended + v_mean`` to ``out``, quantised where ``scale`` is given.
-
-    Args:
-        block: Rows a program.
-    """
-    batch, media_rows, heads, head_dim = attended.shape
-    rows, width = batch * media_rows, heads * head_dim
-    kv_heads = v_mean.shape[1]
-    _add_value_mean_kernel[(triton.cdiv(rows, block),)](
-        attended,
-        v_mean,
-        out,
-        scale,
-        media_rows,
-        rows,
-        WIDTH=width,
-        MEANS=kv_heads * head_dim,
-        HEAD=head_dim,
-        GROUP=heads // kv_heads,
-        TILE=triton.next_power_of_2(width),
-        QUANTIZE=scale is not None,
-        BLOCK=block,
-        num_warps=num_warps,
-        **_EXACT,
-    )
+        _write_text(
+            text_k_ptr,
+            text_v_ptr,
+            k_out_ptr,
+            v_out_ptr,
+            k_mean_ptr,
+            v_mean_ptr,
+            k_scale_ptr,
+            v_scale_ptr,
+            branch,
+            program - media_rows,
+            length,
+            media_rows,
+            text_rows,
+            lanes,
+            v_lanes,
+            KV_HEADS,
+            KV_TILE,
+            HALF,
+            TEXT_ROWS,
+            QUANTIZE,
+        )
 
 
 def launch_qk_norm_rope(
@@ -297,11 +289,10 @@ def launch_qk_norm_rope(
     k_out: torch.Tensor,
     v_out: torch.Tensor,
     *,
-    block: int,
     num_warps: int,
 ) -> None:
-    """Write q, K and V in the inputs' dtype; ``block`` rows a program."""
-    _launch_write(inputs, (q_out, k_out, v_out), (None,) * 5, block, num_warps)
+    """Write q, K and V in the inputs' dtype."""
+    _launch_write(inputs, (q_out, k_out, v_out), (None,) * 5, num_warps)
 
 
 def launch_qkv_quantize(
@@ -315,40 +306,39 @@ def launch_qkv_quantize(
     k_descale: torch.Tensor,
     v_descale: torch.Tensor,
     *,
-    block: int,
     num_warps: int,
 ) -> None:
-    """Write the codes of q, K - k_mean and V - v_mean, the second pass; ``block`` rows a program.
+    """Write the codes of q, K - k_mean and V - v_mean, the second pass.
 
     Args:
         k_mean, v_mean: Each key head's mean key and value, FP32 [B, Hk, D].
         q_descale, k_descale, v_descale: FP32 [B, Hk].
     """
     scales = (k_mean, v_mean, q_descale, k_descale, v_descale)
-    _launch_write(inputs, (q_out, k_out, v_out), scales, block, num_warps)
+    _launch_write(inputs, (q_out, k_out, v_out), scales, num_warps)
 
 
-def _launch_write(inputs: QkvInputs, outputs, scales, block: int, num_warps: int) -> None:
-    arguments, sizes, programs = launch_arguments(inputs, block)
-    tensors, numbers = arguments
-    _write_kernel[(programs,)](
+def _launch_write(inputs: QkvInputs, outputs, scales, num_warps: int) -> None:
+    tensors, numbers, sizes = launch_arguments(inputs)
+    text_rows = max(1, sizes["Q_TILE"] // sizes["KV_TILE"])
+    programs = inputs.media_rows + triton.cdiv(inputs.text_rows, text_rows)
+    _write_kernel[(inputs.batch * programs,)](
         *tensors,
         *outputs,
         *scales,
         *numbers,
+        programs,
         **sizes,
+        TEXT_ROWS=text_rows,
         QUANTIZE=scales[0] is not None,
-        BLOCK=block,
         num_warps=num_warps,
         **_EXACT,
     )
 
 
-def launch_arguments(inputs: QkvInputs, block: int) -> tuple[tuple, dict[str, int], int]:
-    """Return what the kernels over rows share, and their number of programs.
-
-    The first value holds the input tensors and, behind each kernel's own ones, the numbers; the
-    second the compile-time constants by name.
+def launch_arguments(inputs: QkvInputs) -> tuple[tuple, tuple, dict[str, int]]:
+    """Return what the kernels over rows share: the input tensors; behind each kernel's own ones,
+    the numbers; and the compile-time constants by name.
     """
     tensors = (
         inputs.q,
@@ -362,17 +352,8 @@ def launch_arguments(inputs: QkvInputs, block: int) -> tuple[tuple, dict[str, in
         inputs.text_v,
         inputs.text_lengths,
     )
-    media_programs = triton.cdiv(inputs.media_rows, block)
-    programs = media_programs + triton.cdiv(inputs.text_rows, block)
     strides = (*_strides(inputs.q), *_strides(inputs.k), *_strides(inputs.v))
-    numbers = (
-        *strides,
-        inputs.eps,
-        inputs.media_rows,
-        inputs.text_rows,
-        media_programs,
-        programs,
-    )
+    numbers = (*strides, inputs.eps, inputs.media_rows, inputs.text_rows)
     sizes = {
         "Q_HEADS": inputs.query_heads,
         "KV_HEADS": inputs.kv_heads,
@@ -380,7 +361,7 @@ def launch_arguments(inputs: QkvInputs, block: int) -> tuple[tuple, dict[str, in
         "KV_TILE": triton.next_power_of_2(inputs.kv_heads),
         "HALF": inputs.head_dim // 2,
     }
-    return (tensors, numbers), sizes, inputs.batch * programs
+    return tensors, numbers, sizes
 
 
 def _strides(rows: torch.Tensor) -> tuple[int, int]:

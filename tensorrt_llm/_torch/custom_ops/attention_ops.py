@@ -63,29 +63,34 @@ from tensorrt_llm._utils import describe_error
 
 _E4M3_MAX = 448.0  # the largest finite float8_e4m3fn
 
-# Rows (block) and warps a program, for every SM version and head count; measured on an H200 with
-# both branches of 44,160 tokens, 32 and 64 query heads (benchmarks/results/ops_h200.json).
-# (1, 4): 0.543 and 0.890 ms, 0.97 of the copy bandwidth; (2, 4) 0.558 and 0.913.
-_QK_NORM_ROPE_LAUNCH = {"block": 1, "num_warps": 4}
-# (64, 4): 0.447 ms; (32, 4) 0.460, (8, 4) 0.498. A picture of 1,024 tokens: 0.101, 0.063 and 0.028.
+# Launches for every SM version and head count; measured on an H200 with both branches of 44,160
+# tokens, 32 and 64 query heads (benchmarks/results/ops_h200.json).
+# 4 warps: @QK; 8: @QK8.
+_QK_NORM_ROPE_LAUNCH = {"num_warps": 4}
+# Rows a program, fewest and most, and about how many programs. 64 rows: @ST64; 12: @ST12. A
+# picture of 1,024 tokens: @SI64 and @SI12.
 _STATISTICS_LAUNCH = {"num_warps": 4}
-_STATISTICS_ROWS = (8, 64)
-_STATISTICS_PROGRAMS = 1_024
-# (1, 4): 0.601 and 1.080 ms, 0.66 and 0.60 of the copy; (4, 4) 0.591 and 1.009.
-_QUANTIZE_LAUNCH = {"block": 1, "num_warps": 4}
-# Partials a program reads at a time, and its warps. Of 64 rows each (128, 8): 0.024 ms, (64, 8)
-# 0.060; of a picture, 8 rows each: 0.017 and 0.034.
+_STATISTICS_ROWS = (12, 64)
+_STATISTICS_PROGRAMS = 512
+# 4 warps: @QZ; 8: @QZ8.
+_QUANTIZE_LAUNCH = {"num_warps": 4}
+# Partials a program reads at a time, and its warps. Of 64 rows each (128, 8): @J128, (64, 8)
+# @J64; of a picture, 12 rows each: @JI128 and @JI64.
 _DESCALES_LAUNCH = {"block": 128, "num_warps": 8}
 # To FP8 (4, 4): 0.279 ms, 0.91 of the copy bandwidth; (1, 4) 0.291.
 _ADD_VALUE_MEAN_LAUNCH = {"block": 4, "num_warps": 4}
 
 
 @functools.cache
-def _kernels() -> tuple[ModuleType, ModuleType]:
+def _kernels() -> tuple[ModuleType, ModuleType, ModuleType]:
     torch_custom_ops._kernels()  # whose error says what to do where Triton does not import
-    from tensorrt_llm._torch.custom_ops import attention_kernels, attention_scale_kernels
+    from tensorrt_llm._torch.custom_ops import (
+        attention_kernels,
+        attention_scale_kernels,
+        value_mean_kernels,
+    )
 
-    return attention_kernels, attention_scale_kernels
+    return attention_kernels, attention_scale_kernels, value_mean_kernels
 
 
 # ---- qk_norm_rope ----
@@ -164,7 +169,7 @@ def statistics_block(batch: int, rows: int) -> int:
     """Rows of ``batch`` branches of ``rows`` each that one program of the statistics reads.
 
     Few enough that a picture fills the GPU, many enough that a video leaves few partials to join.
-    A function of the sizes alone, as the order of the sums follows from it.
+    A function of the sizes alone, not of the GPU, since the order of the sums follows from it.
     """
     fewest, most = _STATISTICS_ROWS
     return min(most, max(fewest, batch * rows // _STATISTICS_PROGRAMS))
@@ -203,7 +208,7 @@ def _qkv_norm_rope_e4m3_cuda(*args):
     check_cuda_head_dim("trtllm::qkv_norm_rope_e4m3", inputs.head_dim)
     codes, descales, v_mean = outputs[:3], outputs[3:6], outputs[6]
     k_mean = torch.empty_like(v_mean)
-    kernels, scale_kernels = _kernels()
+    kernels, scale_kernels, _ = _kernels()
     with device_guard(inputs.q):
         block = statistics_block(inputs.batch, inputs.media_rows + inputs.text_rows)
         partials = scale_kernels.launch_qkv_statistics(inputs, block=block, **_STATISTICS_LAUNCH)
@@ -236,7 +241,7 @@ def _add_value_mean_cuda(attended, v_mean, scale=None):
     out = _add_value_mean_fake(attended, v_mean, scale)
     if out.numel() > 0:
         with device_guard(attended):
-            _kernels()[0].launch_add_value_mean(
+            _kernels()[2].launch_add_value_mean(
                 attended, v_mean, out, scale, **_ADD_VALUE_MEAN_LAUNCH
             )
     return out

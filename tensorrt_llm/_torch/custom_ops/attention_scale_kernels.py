@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triton kernels that make the scales of ``qkv_norm_rope_e4m3``, and their launch functions.
 
-The first pass keeps, per program of ``attention_kernels``' kind, what a scale is made of: the
-largest magnitude of q per head, and sum, minimum and maximum of k and v per head and dimension. A
+The first pass keeps, for each run of rows of a branch, what a scale is made of: the largest
+magnitude of q per head, and sum, minimum and maximum of k and v per head and dimension. A
 small kernel joins these partials in a fixed order and without atomics, so equal inputs give equal
 bits.
 """
@@ -17,6 +17,7 @@ from tensorrt_llm._torch.custom_ops.attention_arguments import QkvInputs
 from tensorrt_llm._torch.custom_ops.attention_kernels import (
     RUNTIME,
     launch_arguments,
+    load_halves,
     load_heads,
     normed_rotated,
     place,
@@ -38,7 +39,14 @@ def _grown(amax, value):
     return tl.maximum(amax, magnitude, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit(do_not_specialize=[*RUNTIME, "block"])
+@triton.jit
+def _seen(total, low, high, value):
+    # Sum, minimum and maximum with one more value. The extremes drop NaN: the sum has it.
+    value = value.to(tl.float32)
+    return total + value, tl.minimum(low, value), tl.maximum(high, value)
+
+
+@triton.jit(do_not_specialize=[*RUNTIME, "media_programs", "block"])
 def _statistics_kernel(
     q_ptr,
     k_ptr,
@@ -71,72 +79,88 @@ def _statistics_kernel(
     KV_TILE: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    # Rows in turn: what the scales need of a row stays in registers. ``block`` is a number of the
-    # call, so that short and long sequences share one kernel.
-    branch, program, length = place(lengths_ptr, text_rows, programs)
+    # A program takes ``block`` rows in turn, and keeps what the scales need of them in registers:
+    # the media's rows of q, then those of k and v, then the text's. ``block`` is a number of the
+    # call, so that short and long sequences share one kernel. Two rows at a time hide the wait for
+    # one: 0.36 ms for both branches of 720p instead of 0.43 (H200).
+    branch, program, length = place(lengths_ptr, text_rows, media_programs + programs)
     D: tl.constexpr = 2 * HALF
-    heads = tl.arange(0, KV_TILE)[:, None]
-    tile = heads * D + tl.arange(0, HALF)[None, :]
-    v_tile = heads * D + tl.arange(0, D)[None, :]
-    q_amax = tl.zeros([Q_TILE, HALF], tl.float32)
-    v_sum = tl.zeros([KV_TILE, D], tl.float32)
-    v_min = tl.full([KV_TILE, D], float("inf"), tl.float32)
-    v_max = tl.full([KV_TILE, D], float("-inf"), tl.float32)
-    sum_first = tl.zeros([KV_TILE, HALF], tl.float32)
-    sum_second = tl.zeros([KV_TILE, HALF], tl.float32)
-    min_first = tl.full([KV_TILE, HALF], float("inf"), tl.float32)
-    min_second = tl.full([KV_TILE, HALF], float("inf"), tl.float32)
-    max_first = tl.full([KV_TILE, HALF], float("-inf"), tl.float32)
-    max_second = tl.full([KV_TILE, HALF], float("-inf"), tl.float32)
-    is_media = program < media_programs
-    start = tl.where(is_media, program, program - media_programs) * block
-    count = tl.minimum(block, tl.where(is_media, media_rows, length) - start)
-    for index in range(count):
-        row = (start + index).to(tl.int64)
-        if is_media:
-            media = branch * media_rows + row
-            cos_row, sin_row = cos_ptr + media * D, sin_ptr + media * D
+    if program < media_programs:
+        start = program * block
+        q_amax = tl.zeros([Q_TILE, HALF], tl.float32)
+        for index in tl.range(0, tl.minimum(block, media_rows - start), loop_unroll_factor=2):
+            row = (start + index).to(tl.int64)
+            table = (branch * media_rows + row) * D
             q_from = q_ptr + branch * q_batch + row * q_row
+            first, second = load_halves(q_from, Q_HEADS, Q_TILE, HALF)
             first, second = normed_rotated(
-                q_from, q_weight_ptr, cos_row, sin_row, eps, Q_HEADS, Q_TILE, HALF
+                first, second, q_weight_ptr, cos_ptr + table, sin_ptr + table, eps, Q_TILE, HALF
             )
             q_amax = _grown(_grown(q_amax, first), second)
-            k_from = k_ptr + branch * k_batch + row * k_row
-            first, second = normed_rotated(
-                k_from, k_weight_ptr, cos_row, sin_row, eps, KV_HEADS, KV_TILE, HALF
-            )
-            v_from = v_ptr + branch * v_batch + row * v_row
+        q_heads = tl.arange(0, Q_TILE)
+        q_to = q_amax_ptr + (branch * media_programs + program) * Q_HEADS + q_heads
+        store_heads(q_to, _row_amax(q_amax), q_heads, Q_HEADS, Q_TILE)
+    else:
+        run = program - media_programs
+        heads = tl.arange(0, KV_TILE)[:, None]
+        lanes, whole = tl.arange(0, HALF)[None, :], tl.arange(0, D)[None, :]
+        v_tile = heads * D + whole
+        v_sum = tl.zeros([KV_TILE, D], tl.float32)
+        v_min = tl.full([KV_TILE, D], float("inf"), tl.float32)
+        v_max = tl.full([KV_TILE, D], float("-inf"), tl.float32)
+        sum_first = tl.zeros([KV_TILE, HALF], tl.float32)
+        sum_second = tl.zeros([KV_TILE, HALF], tl.float32)
+        min_first = tl.full([KV_TILE, HALF], float("inf"), tl.float32)
+        min_second = tl.full([KV_TILE, HALF], float("inf"), tl.float32)
+        max_first = tl.full([KV_TILE, HALF], float("-inf"), tl.float32)
+        max_second = tl.full([KV_TILE, HALF], float("-inf"), tl.float32)
+        if run < media_programs:
+            start = run * block
+            for index in tl.range(0, tl.minimum(block, media_rows - start), loop_unroll_factor=2):
+                row = (start + index).to(tl.int64)
+                table = (branch * media_rows + row) * D
+                k_from = k_ptr + branch * k_batch + row * k_row
+                first, second = load_halves(k_from, KV_HEADS, KV_TILE, HALF)
+                v_from = v_ptr + branch * v_batch + row * v_row + v_tile
+                value = load_heads(v_from, heads, KV_HEADS, KV_TILE)
+                first, second = normed_rotated(
+                    first,
+                    second,
+                    k_weight_ptr,
+                    cos_ptr + table,
+                    sin_ptr + table,
+                    eps,
+                    KV_TILE,
+                    HALF,
+                )
+                sum_first, min_first, max_first = _seen(sum_first, min_first, max_first, first)
+                sum_second, min_second, max_second = _seen(
+                    sum_second, min_second, max_second, second
+                )
+                v_sum, v_min, v_max = _seen(v_sum, v_min, v_max, value)
         else:
-            text_from = (branch * text_rows + row) * (KV_HEADS * D)
-            first = load_heads(text_k_ptr + text_from + tile, heads, KV_HEADS, KV_TILE)
-            second = load_heads(text_k_ptr + text_from + tile + HALF, heads, KV_HEADS, KV_TILE)
-            v_from = text_v_ptr + text_from
-        value = load_heads(v_from + v_tile, heads, KV_HEADS, KV_TILE).to(tl.float32)
-        v_sum += value
-        v_min, v_max = tl.minimum(v_min, value), tl.maximum(v_max, value)
-        first, second = first.to(tl.float32), second.to(tl.float32)
-        sum_first += first
-        sum_second += second
-        # NaN may be dropped here: the sum has it.
-        min_first, max_first = tl.minimum(min_first, first), tl.maximum(max_first, first)
-        min_second, max_second = tl.minimum(min_second, second), tl.maximum(max_second, second)
-    partial = branch * programs + program
-    q_heads = tl.arange(0, Q_TILE)
-    q_to = q_amax_ptr + partial * Q_HEADS
-    store_heads(q_to + q_heads, _row_amax(q_amax), q_heads, Q_HEADS, Q_TILE)
-    v_to = v_range_ptr + partial * (KV_HEADS * 3 * D)
-    v_tile = heads * (3 * D) + tl.arange(0, D)[None, :]
-    store_heads(v_to + v_tile, v_sum, heads, KV_HEADS, KV_TILE)
-    store_heads(v_to + v_tile + D, v_min, heads, KV_HEADS, KV_TILE)
-    store_heads(v_to + v_tile + 2 * D, v_max, heads, KV_HEADS, KV_TILE)
-    k_to = k_range_ptr + partial * (KV_HEADS * 3 * D)
-    tile = heads * (3 * D) + tl.arange(0, HALF)[None, :]
-    store_heads(k_to + tile, sum_first, heads, KV_HEADS, KV_TILE)
-    store_heads(k_to + tile + HALF, sum_second, heads, KV_HEADS, KV_TILE)
-    store_heads(k_to + tile + D, min_first, heads, KV_HEADS, KV_TILE)
-    store_heads(k_to + tile + D + HALF, min_second, heads, KV_HEADS, KV_TILE)
-    store_heads(k_to + tile + 2 * D, max_first, heads, KV_HEADS, KV_TILE)
-    store_heads(k_to + tile + 2 * D + HALF, max_second, heads, KV_HEADS, KV_TILE)
+            start = (run - media_programs) * block
+            for index in tl.range(0, tl.minimum(block, length - start), loop_unroll_factor=2):
+                text_from = (branch * text_rows + (start + index).to(tl.int64)) * (KV_HEADS * D)
+                first, second = load_halves(text_k_ptr + text_from, KV_HEADS, KV_TILE, HALF)
+                value = load_heads(text_v_ptr + text_from + v_tile, heads, KV_HEADS, KV_TILE)
+                sum_first, min_first, max_first = _seen(sum_first, min_first, max_first, first)
+                sum_second, min_second, max_second = _seen(
+                    sum_second, min_second, max_second, second
+                )
+                v_sum, v_min, v_max = _seen(v_sum, v_min, v_max, value)
+        to = (branch * programs + run) * (KV_HEADS * 3 * D) + heads * (3 * D)
+        v_to = v_range_ptr + to + whole
+        store_heads(v_to, v_sum, heads, KV_HEADS, KV_TILE)
+        store_heads(v_to + D, v_min, heads, KV_HEADS, KV_TILE)
+        store_heads(v_to + 2 * D, v_max, heads, KV_HEADS, KV_TILE)
+        k_to = k_range_ptr + to + lanes
+        store_heads(k_to, sum_first, heads, KV_HEADS, KV_TILE)
+        store_heads(k_to + HALF, sum_second, heads, KV_HEADS, KV_TILE)
+        store_heads(k_to + D, min_first, heads, KV_HEADS, KV_TILE)
+        store_heads(k_to + D + HALF, min_second, heads, KV_HEADS, KV_TILE)
+        store_heads(k_to + 2 * D, max_first, heads, KV_HEADS, KV_TILE)
+        store_heads(k_to + 2 * D + HALF, max_second, heads, KV_HEADS, KV_TILE)
 
 
 @triton.jit
@@ -170,7 +194,7 @@ def _joined_range(range_ptr, first, stride, programs, rows, D: tl.constexpr, BLO
     return mean, _descale(_grown(tl.abs(high - mean), mean - low))
 
 
-@triton.jit(do_not_specialize=["media_rows", "text_rows", "programs"])
+@triton.jit(do_not_specialize=[*RUNTIME, "media_programs"])
 def _join_kernel(
     q_amax_ptr,
     k_range_ptr,
@@ -183,6 +207,7 @@ def _join_kernel(
     v_scale_ptr,
     media_rows,
     text_rows,
+    media_programs,
     programs,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -200,11 +225,11 @@ def _join_kernel(
         group = tl.arange(0, GROUP_TILE)[None, :]
         q_amax = tl.zeros([BLOCK, GROUP_TILE], tl.float32)
         start = 0
-        while start < programs:
+        while start < media_programs:
             here = steps + start
-            partial = branch * programs + here
+            partial = branch * media_programs + here
             q_from = q_amax_ptr + (partial * KV_HEADS + head) * GROUP + group
-            inside = (here < programs) & (group < GROUP)
+            inside = (here < media_programs) & (group < GROUP)
             q_amax = _grown(q_amax, tl.load(q_from, mask=inside, other=0.0))
             start += BLOCK
         tl.store(q_scale_ptr + to, _descale(q_amax))
@@ -228,8 +253,8 @@ class Partials(NamedTuple):
     """What the programs of the first pass leave, FP32.
 
     Attributes:
-        q_amax: [B, programs, Hq], the largest magnitude of q.
-        k_range: [B, programs, Hk, 3, D], sum, minimum and maximum of k.
+        q_amax: [B, media runs, Hq], the largest magnitude of q.
+        k_range: [B, media runs + text runs, Hk, 3, D], sum, minimum and maximum of k.
         v_range: Like k_range, of v.
     """
 
@@ -239,17 +264,27 @@ class Partials(NamedTuple):
 
 
 def launch_qkv_statistics(inputs: QkvInputs, *, block: int, num_warps: int) -> Partials:
-    """Run the first pass, ``block`` rows a program, and return what it leaves."""
-    (tensors, numbers), sizes, programs = launch_arguments(inputs, block)
-    outer = (inputs.batch, programs // inputs.batch)
+    """Run the first pass over runs of ``block`` rows, and return what it leaves."""
+    tensors, numbers, sizes = launch_arguments(inputs)
+    media_programs = triton.cdiv(inputs.media_rows, block)
+    programs = media_programs + triton.cdiv(inputs.text_rows, block)
+    ranges = (programs, inputs.kv_heads, 3, inputs.head_dim)
     partials = Partials(
         *(
-            inputs.q.new_empty((*outer, *shape), dtype=torch.float32)
-            for shape in ((inputs.query_heads,), *[(inputs.kv_heads, 3, inputs.head_dim)] * 2)
+            inputs.q.new_empty((inputs.batch, *shape), dtype=torch.float32)
+            for shape in ((media_programs, inputs.query_heads), ranges, ranges)
         )
     )
-    _statistics_kernel[(programs,)](
-        *tensors, *partials, *numbers, block, **sizes, num_warps=num_warps, **_EXACT
+    _statistics_kernel[(inputs.batch * (media_programs + programs),)](
+        *tensors,
+        *partials,
+        *numbers,
+        media_programs,
+        programs,
+        block,
+        **sizes,
+        num_warps=num_warps,
+        **_EXACT,
     )
     return partials
 
@@ -283,6 +318,7 @@ def launch_qkv_descales(
         inputs.media_rows,
         inputs.text_rows,
         partials.q_amax.shape[1],
+        partials.k_range.shape[1],
         KV_HEADS=inputs.kv_heads,
         GROUP=group,
         GROUP_TILE=triton.next_power_of_2(group),

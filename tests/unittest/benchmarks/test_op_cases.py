@@ -33,7 +33,10 @@ def variants(monkeypatch):
         return check
 
     monkeypatch.setattr(op_cases, "DEVICE", "meta")
-    modules = ("kernels", "norm_kernels", "attention_kernels", "attention_scale_kernels")
+    modules = (
+        *("kernels", "norm_kernels", "attention_kernels", "attention_scale_kernels"),
+        "value_mean_kernels",
+    )
     for module in (getattr(op_cases, name) for name in modules):
         for name, launch in vars(module).copy().items():
             if name.startswith("launch_") and name != "launch_arguments":

@@ -11,7 +11,12 @@ import sys
 import torch
 from triton_interpreter_cases import check_guard, guarded
 
-from tensorrt_llm._torch.custom_ops import attention_kernels, attention_scale_kernels, norm_kernels
+from tensorrt_llm._torch.custom_ops import (
+    attention_kernels,
+    attention_scale_kernels,
+    norm_kernels,
+    value_mean_kernels,
+)
 from tests.support.qkv_inputs import EPS, qkv_inputs
 
 FP16, FP32 = torch.float16, torch.float32
@@ -78,15 +83,14 @@ def attention_cases():
         inputs.text_lengths.copy_(torch.tensor(lengths))
         queries = (batch, media, query_heads, head_dim)
         keys = (batch, text + media, kv_heads, head_dim)
-        launch = {"block": block, "num_warps": 4}
         buffers, found = outputs([queries, keys, keys], dtype)
-        attention_kernels.launch_qk_norm_rope(inputs, *found, **launch)
-        partials = attention_scale_kernels.launch_qkv_statistics(inputs, **launch)
+        attention_kernels.launch_qk_norm_rope(inputs, *found, num_warps=4)
+        partials = attention_scale_kernels.launch_qkv_statistics(inputs, block=block, num_warps=4)
         per_head, means = (batch, kv_heads), (batch, kv_heads, head_dim)
         more, scales = outputs([means, means, per_head, per_head, per_head], FP32)
         attention_scale_kernels.launch_qkv_descales(inputs, partials, *scales, block=2, num_warps=4)
         last, codes = outputs([queries, keys, keys], FP32)
-        attention_kernels.launch_qkv_quantize(inputs, *codes, *scales, **launch)
+        attention_kernels.launch_qkv_quantize(inputs, *codes, *scales, num_warps=4)
         for buffer in (*buffers, *more, *last):
             check_guard(buffer, (heads, rows, lengths))
         yield {
@@ -110,7 +114,7 @@ def head_scale_cases():
         others = [torch.empty(1, n, 2, 8) for n in (1, 2)]
         one, mean = torch.ones(1, 2), torch.zeros(1, 2, 8)
         attention_kernels.launch_qkv_quantize(
-            inputs, *others, out, mean, mean, one, one, scale[None], block=1, num_warps=1
+            inputs, *others, out, mean, mean, one, one, scale[None], num_warps=1
         )
         check_guard(buffer, scales)
         yield {"x": x, "scale": scale, "codes": out[0, 0].clone()}
@@ -125,7 +129,7 @@ def value_mean_cases(generator):
         case = {"attended": attended, "v_mean": v_mean}
         for name, scale, out_dtype in (("wide", None, dtype), ("codes", torch.tensor(SCALE), FP32)):
             buffer, out = guarded(shape, out_dtype)
-            attention_kernels.launch_add_value_mean(
+            value_mean_kernels.launch_add_value_mean(
                 attended, v_mean, out, scale, block=block, num_warps=4
             )
             check_guard(buffer, (name, heads, rows))

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 import tensorrt_llm._torch.custom_ops  # noqa: F401
 from tensorrt_llm._torch.custom_ops.attention_arguments import check_cuda_head_dim
+from tensorrt_llm._torch.custom_ops.attention_ops import statistics_block
 from tests.support.fp8_modules import assert_bit_equal, bits, quantize, relative_error
 from tests.support.qkv_inputs import centred, qkv_inputs, unfused, valid_rows
 
@@ -23,6 +24,16 @@ def inputs_of(dtype=BF16, **changes):
 
 def normal(*shape, dtype=BF16, seed=9):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def test_short_sequences_have_programs_of_few_rows_and_no_length_leaves_too_many():
+    image, video = (statistics_block(2, tokens + 1600) for tokens in (1024, 44_160))
+    assert (image, video) == (12, 64)
+    for rows in range(1, 100_000, 997):
+        block = statistics_block(1, rows)
+        assert 12 <= block <= 64
+        # Enough for 132 SMs as soon as there are rows for them.
+        assert rows / block > 132 or rows < 132 * 64
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["apart", "views"])

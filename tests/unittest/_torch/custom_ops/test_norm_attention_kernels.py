@@ -157,8 +157,8 @@ POINTERS = {
     "lengths_ptr": "*i32",
 }
 STRIDES = dict.fromkeys(("q_batch", "q_row", "k_batch", "k_row", "v_batch", "v_row"), "i32")
-COUNTS = dict.fromkeys(("media_rows", "text_rows", "media_programs", "programs"), "i32")
-NANO = {"Q_HEADS": 32, "KV_HEADS": 8, "Q_TILE": 32, "KV_TILE": 8, "HALF": 64, "BLOCK": 1}
+COUNTS = dict.fromkeys(("media_rows", "text_rows", "programs"), "i32")
+NANO = {"Q_HEADS": 32, "KV_HEADS": 8, "Q_TILE": 32, "KV_TILE": 8, "HALF": 64, "TEXT_ROWS": 4}
 
 
 def ptx_of(kernel, types, constants, aligned, sm_version, num_warps, folder, monkeypatch):
@@ -245,7 +245,7 @@ def test_norm_kernel_reads_16_bytes_at_a_time_and_masks_no_known_width(
 def test_value_mean_kernel_reads_16_bytes_at_a_time_without_exchange(
     heads, quantize, sm_version, tmp_path, monkeypatch
 ):
-    from tensorrt_llm._torch.custom_ops import attention_kernels
+    from tensorrt_llm._torch.custom_ops import value_mean_kernels
 
     width = heads * 128
     pointers = {"attended_ptr": "*bf16", "mean_ptr": "*fp32"}
@@ -257,7 +257,7 @@ def test_value_mean_kernel_reads_16_bytes_at_a_time_without_exchange(
     else:
         constants["scale_ptr"] = None
     ptx = ptx_of(
-        attention_kernels._add_value_mean_kernel,
+        value_mean_kernels._add_value_mean_kernel,
         {**pointers, "media_rows": "i32", "rows": "i32"},
         constants,
         list(pointers),

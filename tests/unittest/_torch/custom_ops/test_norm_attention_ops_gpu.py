@@ -66,14 +66,14 @@ def test_rows_whose_squares_sum_exactly_are_bit_equal_to_the_unfused_steps():
             assert_bit_equal(found, wanted)
 
 
-def test_rotation_launches_write_every_element_at_any_block():
+def test_rotation_launches_write_every_element_with_any_number_of_warps():
     from tensorrt_llm._torch.custom_ops import attention_kernels
 
     inputs = next(cases_on_gpu())
     expected = unfused(inputs)
-    for block, num_warps in ((1, 8), (5, 4)):
+    for num_warps in (2, 4, 8):
         found = [poisoned(x) for x in expected]
-        attention_kernels.launch_qk_norm_rope(inputs, *found, block=block, num_warps=num_warps)
+        attention_kernels.launch_qk_norm_rope(inputs, *found, num_warps=num_warps)
         for one, wanted in zip(found, expected, strict=True):
             assert_bit_equal(one, wanted)
 
@@ -237,15 +237,15 @@ def test_adding_the_value_mean_has_the_bits_of_the_torch_form(heads, rows, dtype
 
 
 def test_value_mean_launches_write_every_element_of_several_rows_a_program():
-    from tensorrt_llm._torch.custom_ops import attention_kernels
+    from tensorrt_llm._torch.custom_ops import value_mean_kernels
 
     attended, v_mean = value_mean_inputs(NANO, (2, 37))
     expected, codes = with_mean(attended, v_mean), poisoned(attended.to(FP8))
     for block, num_warps in ((1, 8), (5, 4), (8, 8)):
         found, launch = poisoned(attended), {"block": block, "num_warps": num_warps}
-        attention_kernels.launch_add_value_mean(attended, v_mean, found, None, **launch)
+        value_mean_kernels.launch_add_value_mean(attended, v_mean, found, None, **launch)
         assert_bit_equal(found, expected)
-        attention_kernels.launch_add_value_mean(attended, v_mean, codes, scale_of(), **launch)
+        value_mean_kernels.launch_add_value_mean(attended, v_mean, codes, scale_of(), **launch)
         assert_bit_equal(codes, OPS.quantize_e4m3_static(expected, scale_of()))
 
 
@@ -321,7 +321,11 @@ def test_captured_cuda_graph_replays_with_other_lengths_and_rows_bit_for_bit():
 
 
 def test_other_row_counts_compile_nothing():
-    from tensorrt_llm._torch.custom_ops import attention_kernels, attention_scale_kernels
+    from tensorrt_llm._torch.custom_ops import (
+        attention_kernels,
+        attention_scale_kernels,
+        value_mean_kernels,
+    )
     from tensorrt_llm._torch.custom_ops.norm_kernels import _rms_norm_kernel
 
     kernels = (
@@ -329,7 +333,7 @@ def test_other_row_counts_compile_nothing():
         attention_kernels._write_kernel,
         attention_scale_kernels._statistics_kernel,
         attention_scale_kernels._join_kernel,
-        attention_kernels._add_value_mean_kernel,
+        value_mean_kernels._add_value_mean_kernel,
     )
 
     def run(batch, media, text):

@@ -138,7 +138,7 @@ def test_threads_that_share_a_stream_never_queue_between_a_weight_and_its_gemm(m
         out.copy_(weight.to(out.dtype) * scale.to(out.dtype))
         time.sleep(1e-3)  # where a launch lets another thread run
 
-    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(w8a16_ops, "device_guard", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(w8a16_ops, "reserve_scratch", lambda *_: buffer)
     monkeypatch.setattr(w8a16_ops, "dequantize_e4m3_into", dequantise)
 
