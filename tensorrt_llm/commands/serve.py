@@ -100,10 +100,16 @@ def main(
             model = str(cached_tiny_checkpoint(click.echo))
         spec = visual_gen_spec(model, args)
         listener = bind(settings)
-        click.echo(f"Serving {spec.model} on {url_of(listener)} (media in {settings.media_path}).")
-        if not settings.is_loopback and settings.api_key is None:
-            click.echo("Whoever reaches this address can use the server: there is no --api_key.")
-        code = serve(settings, spec, listener)
+
+        def announce() -> None:
+            url = url_of(listener)
+            click.echo(f"Serving {spec.model} on {url} (media in {settings.media_path}).")
+            if not settings.is_loopback and settings.api_key is None:
+                click.echo(
+                    "Whoever reaches this address can use the server: there is no --api_key."
+                )
+
+        code = serve(settings, spec, listener, announce)
     except (ValueError, NotImplementedError) as error:
         raise click.ClickException(str(error)) from error
     sys.exit(code)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a validated request to a queued job: references, resolved values, room for the result."""
 
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ class Submission:
         prompt: Text.
         params: Fields of ``VisualGenParams``.
         format: Of the files.
+        origins: The request's field that each of the params was given by.
         seconds: Length in place of ``num_frames``.
         references: Media to start from.
         kept: Whether the files go to the media folder.
@@ -36,6 +39,7 @@ class Submission:
     prompt: str
     params: dict[str, Any]
     format: str
+    origins: Mapping[str, str]
     seconds: float | None = None
     references: list[Reference] = field(default_factory=list)
     kept: bool = True
@@ -112,15 +116,27 @@ async def _resolve(
     except WorkerError as error:
         if error.kind == "died":
             raise ApiError(503, error.message, retry_after=_FULL_RETRY) from None
-        raise failure_of(error).error() from None
+        refusal = failure_of(error).error()
+        refusal.param = _field_of(error.names, submission.origins)
+        raise refusal from None
     if submission.kind == "video" and resolved["num_frames"] == 1:
         raise ApiError(
             400,
             "num_frames is 1 here, an image: a video has 2 frames or more. "
             "POST /v1/images/generations makes images.",
-            param="num_frames",
+            # No other field of a video's request can ask for it.
+            param="extra_params.output_type",
         )
     return resolved
+
+
+def _field_of(names: Iterable[str], origins: Mapping[str, str]) -> str | None:
+    """The first field that the client gave among the params that ``ParameterError.names`` tells."""
+    for name in re.findall(r"[\w.]+", " ".join(names)):
+        param, dot, key = name.partition(".")
+        if param in origins:
+            return f"{origins[param]}{dot}{key}"
+    return None
 
 
 async def _check_room(

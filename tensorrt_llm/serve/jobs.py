@@ -21,7 +21,9 @@ _OF_WORKER = {
     "busy": ("worker_busy", 503),
 }
 # Exceptions whose names say no more than the status does.
-_PLAIN_TYPES = ("ValueError", "NotImplementedError", "MemoryError", "ValidationError")
+_PLAIN_TYPES = (
+    *("ValueError", "NotImplementedError", "MemoryError", "ValidationError", "ParameterError"),
+)
 
 
 @dataclass(frozen=True)

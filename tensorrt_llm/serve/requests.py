@@ -23,6 +23,14 @@ from pydantic import (
 _SIZE = re.compile(r"([0-9]{1,9})x([0-9]{1,9})", re.ASCII)
 _SIZE_SCHEMA = {"type": "string", "pattern": r"^(auto|[0-9]{1,9}x[0-9]{1,9})$"}
 _MAX_SEED = 2**63 - 1
+# Fields of a request that have other names in ``VisualGenParams``.
+_BECOMES = {
+    "size": ("width", "height"),
+    "n": ("num_images_per_prompt",),
+    "seconds": ("num_frames",),
+    "fps": ("frame_rate",),
+    "input_reference": ("image_reference", "video_reference"),
+}
 
 
 def _check_size(size: str) -> str:
@@ -121,6 +129,13 @@ class _GenerationRequest(BaseModel):
         ):
             values[name] = getattr(self, name)
         return {name: value for name, value in values.items() if value is not None}
+
+    def origins(self) -> dict[str, str]:
+        """Field of ``VisualGenParams``, or "prompt" -> the field that it was given by."""
+        given = {name for name, value in self if value is not None} & self.model_fields_set
+        if self.size == "auto":
+            given.discard("size")
+        return {param: name for name in given for param in _BECOMES.get(name, (name,))}
 
 
 class ImageGenerationRequest(_GenerationRequest):

@@ -43,6 +43,7 @@ async def generate_images(request: Request) -> JSONResponse:
                 prompt=body.prompt,
                 params=body.params(),
                 format=body.file_format,
+                origins=body.origins(),
                 kept=by_url,
             ),
         )

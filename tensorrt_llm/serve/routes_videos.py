@@ -134,6 +134,7 @@ async def _submit(request: Request) -> LiveJob:
             prompt=body.prompt,
             params=body.params(),
             format="mp4",
+            origins=body.origins(),
             seconds=body.seconds,
             references=_references(body, files),
         )

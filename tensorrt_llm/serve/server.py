@@ -4,6 +4,7 @@
 import asyncio
 import signal
 import socket
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -28,16 +29,25 @@ class DrainingServer(uvicorn.Server):
     code 0: a shutdown that was asked for is no failure.
     """
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, drain_timeout: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        app: FastAPI,
+        drain_timeout: float,
+        on_started: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__(config)
         self._app, self._drain_timeout = app, drain_timeout
+        self._on_started = on_started
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening, and remember the loop for signals."""
+        """Start listening, tell so, and remember the loop for signals."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets=sockets)
+        if self._on_started is not None and not self.should_exit:
+            self._on_started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """On SIGTERM and SIGINT, in the main thread, between any two instructions."""
@@ -99,13 +109,19 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(settings: ServeSettings, spec: WorkerSpec, listener: socket.socket) -> int:
+def serve(
+    settings: ServeSettings,
+    spec: WorkerSpec,
+    listener: socket.socket,
+    on_started: Callable[[], None] | None = None,
+) -> int:
     """Serve until a signal; then drain and return.
 
     Args:
         settings: How it is run.
         spec: What generates.
         listener: From ``bind``.
+        on_started: Called once requests are answered; never where the start fails.
 
     Returns:
         The exit code: 0 after a shutdown that was asked for, 1 when the start failed.
@@ -115,12 +131,14 @@ def serve(settings: ServeSettings, spec: WorkerSpec, listener: socket.socket) ->
     """
     app = create_app(settings, spec)
     app.state.manager.open()
-    server = make_server(settings, app)
+    server = make_server(settings, app, on_started)
     server.run(sockets=[listener])
     return 0 if server.started else 1
 
 
-def make_server(settings: ServeSettings, app: FastAPI) -> DrainingServer:
+def make_server(
+    settings: ServeSettings, app: FastAPI, on_started: Callable[[], None] | None = None
+) -> DrainingServer:
     """The server of an application from ``create_app``; ``run(sockets=[bind(settings)])`` it."""
     config = uvicorn.Config(
         app,
@@ -134,4 +152,4 @@ def make_server(settings: ServeSettings, app: FastAPI) -> DrainingServer:
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
     )
-    return DrainingServer(config, app, settings.drain_timeout)
+    return DrainingServer(config, app, settings.drain_timeout, on_started)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from tensorrt_llm.logger import logger
 from tensorrt_llm.serve.channel import WorkerChannel
 from tensorrt_llm.visual_gen.output import RequestCancelledError, VisualGenOutput
-from tensorrt_llm.visual_gen.params import VisualGenParams
+from tensorrt_llm.visual_gen.params import ParameterError, VisualGenParams
 
 _POLL_SECONDS = 0.05
 _CHECK_THREADS = 4
@@ -157,8 +157,8 @@ class Worker:
         return {"num_frames": max(2, round(request["seconds"] * rate)), "frame_rate": rate}
 
 
-def describe_exception(error: BaseException) -> dict[str, str]:
-    """What the server learns of an error: whose fault, its type, its text."""
+def describe_exception(error: BaseException) -> dict[str, Any]:
+    """What the server learns of an error: whose fault, its type, its text, what was refused."""
     if isinstance(error, RequestCancelledError):
         kind = "cancelled"
     elif isinstance(error, MemoryError):
@@ -170,7 +170,8 @@ def describe_exception(error: BaseException) -> dict[str, str]:
         return {"kind": "storage", "type": type(error).__name__, "message": str(error.strerror)}
     else:
         kind = "internal"
-    return {"kind": kind, "type": type(error).__name__, "message": str(error)}
+    names = error.names if isinstance(error, ParameterError) else ()
+    return {"kind": kind, "type": type(error).__name__, "message": str(error), "names": names}
 
 
 def load_generator(factory: str, options: dict[str, Any]) -> Generator:

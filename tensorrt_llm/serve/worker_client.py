@@ -7,7 +7,7 @@ import itertools
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,11 +29,12 @@ class WorkerError(Exception):
         kind: "client", "memory", "cancelled", "storage", "internal", "died" or "busy".
         type: Name of the exception's class.
         message: Its text.
+        names: Those of a ``ParameterError``.
     """
 
-    def __init__(self, kind: str, type: str, message: str) -> None:
+    def __init__(self, kind: str, type: str, message: str, names: Iterable[str] = ()) -> None:
         super().__init__(message)
-        self.kind, self.type, self.message = kind, type, message
+        self.kind, self.type, self.message, self.names = kind, type, message, tuple(names)
 
 
 def worker_died() -> WorkerError:

@@ -7,6 +7,7 @@ import time
 from pydantic import BaseModel, ConfigDict, Field
 
 from tensorrt_llm._utils import describe_error
+from tensorrt_llm.visual_gen.params import ParameterError
 
 LOCAL_PATHS_OFF = "TRTLLM_DISALLOW_LOCAL_MEDIA_PATH"
 # Pillow's own guard (PIL.Image.MAX_IMAGE_PIXELS): 256 MiB of 24-bit pixels. A higher limit of ours
@@ -85,8 +86,12 @@ class MediaPolicy(BaseModel):
         return self.allow_local_paths and os.environ.get(LOCAL_PATHS_OFF, "") in ("", "0")
 
 
-class MediaError(ValueError):
+class MediaError(ParameterError):
     """A reference that is refused or can't be decoded. A ValueError: the request is at fault."""
+
+    def __init__(self, message: str) -> None:
+        # Of the two fields a request has one at most.
+        super().__init__(message, ("image_reference", "video_reference"))
 
 
 def bad_media(

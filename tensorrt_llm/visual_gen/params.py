@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a caller may ask of one generation. Importing this costs no torch."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
@@ -10,6 +11,20 @@ from tensorrt_llm.strict_model import StrictModel
 # Values are judged in one place, when a request is resolved against the pipeline's defaults, so
 # that one error lists every violation, wrong types included. Construction refuses unknown names.
 Unchecked = SkipValidation
+
+
+class ParameterError(ValueError):
+    """Values of a request are refused.
+
+    Args:
+        message: What is wrong and what to do about it.
+        names: What was refused: each a field of ``VisualGenParams``, ``extra_params.KEY``,
+            "prompt", or several of them in one text.
+    """
+
+    def __init__(self, message: str, names: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.names = tuple(names)
 
 
 class VisualGenParams(StrictModel):

@@ -29,7 +29,7 @@ PARTS["bad_media"] = PARTS["describe_error"] - {"where"}  # its label, by positi
 ERRORS = {
     *("ValueError", "TypeError", "IndexError", "MemoryError", "RuntimeError"),
     *("NotImplementedError", "ImportError", "PermissionError", "ConnectionError"),
-    *("MediaError", "RequestBlockedError", "StorageFullError"),
+    *("ParameterError", "MediaError", "RequestBlockedError", "StorageFullError"),
 }
 # Used more often than this, a text can't be about the very error.
 MOST_USES = 6

@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command ``trtllm-serve`` up to the server, which is tested elsewhere."""
 
+import contextlib
 import re
+import subprocess
 import sys
 from pathlib import Path
 
+import httpx2 as httpx
 import pytest
 from click.testing import CliRunner
 
 from tensorrt_llm.commands import serve as command
 from tensorrt_llm.serve import server as server_module
+from tensorrt_llm.serve.manager import JobManager
 from tensorrt_llm.serve.media_folder import MediaFolder
+from tensorrt_llm.serve.settings import ServeSettings
+from tensorrt_llm.serve.worker_client import WorkerSpec
 from tensorrt_llm.visual_gen.args import VisualGenArgs
+from tests.support.serving import until
 
 
 @pytest.fixture
@@ -19,7 +26,8 @@ def run(monkeypatch, tmp_path):
     """Call the command; the server itself is replaced by a note of what it would serve."""
     served = {}
 
-    def serve(settings, spec, listener):
+    def serve(settings, spec, listener, on_started):
+        on_started()
         listener.close()
         served.update(settings=settings, spec=spec)
         return 0
@@ -116,6 +124,33 @@ def test_a_media_folder_in_use_is_told_and_nothing_is_started(tmp_path, monkeypa
     result = CliRunner().invoke(command.main, arguments)
     folder.close()
     assert result.exit_code == 1 and "The media folder is in use" in result.output
+    assert "Serving" not in result.output
+
+
+def test_the_address_is_told_once_it_answers(tmp_path):
+    # An empty folder: its loading fails, which the server outlives and tells.
+    arguments = ["--port", "0", "--media_path", str(tmp_path / "media"), str(tmp_path)]
+    command_line = [sys.executable, "-m", "tensorrt_llm.commands.serve", *arguments]
+    told = tmp_path / "told"
+    with told.open("w") as output, subprocess.Popen(command_line, stdout=output) as process:
+        try:
+            url = until(lambda: re.search(r"Serving .* on (\S+) ", told.read_text()))[1]
+            health = httpx.get(f"{url}/health", trust_env=False).json()
+            assert health["status"] in ("loading", "failed")
+        finally:
+            process.terminate()
+        assert process.wait(60) == 0
+
+
+def test_a_start_that_fails_is_not_announced(tmp_path, monkeypatch):
+    async def fail(manager):
+        raise RuntimeError("a scripted failure")
+
+    monkeypatch.setattr(JobManager, "start", fail)
+    settings, told = ServeSettings(port=0, media_path=tmp_path), []
+    with server_module.bind(settings) as listener, contextlib.suppress(SystemExit):
+        server_module.serve(settings, WorkerSpec("none"), listener, lambda: told.append("started"))
+    assert not told
 
 
 def test_a_missing_package_is_told_with_what_to_install(monkeypatch):

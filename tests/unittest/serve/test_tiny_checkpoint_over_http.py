@@ -156,6 +156,23 @@ def test_openais_client_sees_errors_as_its_own(client):
         client.images.generate(prompt="a", model="gpt-image-1")
 
 
+def test_an_error_names_the_field_that_the_client_sent(server):
+    broken = {
+        "input_reference": f"data:image/png;base64,{base64.b64encode(b'no picture').decode()}"
+    }
+    cut = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(cut, "PNG")
+    uploads = {"input_reference": ("a.png", cut.getvalue()[:60], "image/png")}
+    for route, field, body in (
+        ("/v1/images/generations", "size", {"json": IMAGE | {"size": "100x128"}}),
+        ("/v1/images/generations", "prompt", {"json": IMAGE | {"max_sequence_length": 1}}),
+        ("/v1/videos", "input_reference", {"json": {"prompt": "a"} | VIDEO | broken}),
+        ("/v1/videos", "input_reference", {"data": {"prompt": "a"}, "files": uploads}),
+    ):
+        answer = server.http.post(route, **body)
+        assert (answer.status_code, answer.json()["param"]) == (400, field), answer.text
+
+
 @pytest.mark.parametrize(
     ("prompt", "status", "code"),
     [

@@ -12,6 +12,7 @@ from typing import Any
 
 from tensorrt_llm._torch.visual_gen.models.cosmos3.resolved_request import ResolvedRequest
 from tensorrt_llm._utils import describe_error
+from tensorrt_llm.visual_gen.params import ParameterError
 
 # "give" is how the training data spells it.
 _SYSTEM_PROMPT = "You are a helpful assistant who will generate {} from a give prompt."
@@ -61,15 +62,16 @@ def tokenize_request(
         system_prompt = _SYSTEM_PROMPT.format("images" if request.is_image else "videos")
     ids = {name: _tokenize(tokenizer, text, system_prompt) for name, text in texts.items()}
     limit = request.max_sequence_length
-    too_long = [
-        f"{name}: expected at most max_sequence_length = {limit} tokens, found {len(tokens)}"
+    too_long = {
+        name: f"{name}: expected at most max_sequence_length = {limit} tokens, found {len(tokens)}"
         for name, tokens in ids.items()
         if len(tokens) > limit
-    ]
+    }
     if too_long:
-        raise ValueError(
-            f"Parameter validation failed: {'; '.join(too_long)}. "
-            "Remedy: shorten the text or raise max_sequence_length."
+        raise ParameterError(
+            f"Parameter validation failed: {'; '.join(too_long.values())}. "
+            "Remedy: shorten the text or raise max_sequence_length.",
+            too_long,
         )
     return ids["prompt"], ids.get("negative_prompt")
 

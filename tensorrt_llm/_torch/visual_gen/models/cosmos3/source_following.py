@@ -118,7 +118,7 @@ def resolve_frame_rate(
     """
     name = "frame_rate"
     if given is None and num_frames is None and source is not None:
-        name, given = "frame_rate, which follows the reference,", source.frame_rate
+        name, given = "frame_rate, which follows video_reference,", source.frame_rate
     return check.number(name, default if given is None else given, MIN_FRAME_RATE, MAX_FRAME_RATE)
 
 

@@ -6,6 +6,8 @@ import numbers
 import reprlib
 from typing import Any
 
+from tensorrt_llm.visual_gen.params import ParameterError
+
 # The VAE makes one latent row or column of 16 pixels (cosmos3.md B.2).
 SPATIAL_FACTOR = 16
 MAX_SIDE = 4096
@@ -24,6 +26,7 @@ class Violations:
 
     def __init__(self) -> None:
         self.found: list[str] = []
+        self._names: list[str] = []
         self._remedies: dict[str, None] = {}  # in order, each once
 
     def add(self, name: str, expected: str, found: object, remedy: str) -> None:
@@ -35,15 +38,17 @@ class Violations:
             found: What was there; shortened, it may be megabytes.
             remedy: What the caller can do about it.
         """
+        self._names.append(name)
         self.found.append(f"{name}: expected {expected}, found {reprlib.repr(found)}")
         self._remedies[remedy] = None
 
     def raise_if_any(self) -> None:
-        """Raises ValueError with every violation, and then with what to do about them."""
+        """Raises ParameterError with every violation, and then with what to do about them."""
         if self.found:
-            raise ValueError(
+            raise ParameterError(
                 f"Parameter validation failed: {'; '.join(self.found)}. "
-                f"Remedy: {'; '.join(self._remedies)}."
+                f"Remedy: {'; '.join(self._remedies)}.",
+                self._names,
             )
 
     def integer(self, name: str, value: Any, low: int, high: int) -> int:

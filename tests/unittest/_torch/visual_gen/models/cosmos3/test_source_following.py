@@ -128,6 +128,6 @@ def test_image_to_video_has_the_tasks_rate():
 
 @pytest.mark.parametrize("rate", [240.0, 0.0, math.nan, math.inf])
 def test_a_rate_of_the_source_that_no_video_can_have_is_named_as_the_sources(rate):
-    with pytest.raises(ValueError, match="frame_rate, which follows the reference,: expected"):
+    with pytest.raises(ValueError, match="frame_rate, which follows video_reference,: expected"):
         resolve(**CLIP, source=clip(rate))
     assert resolve(**CLIP, source=clip(rate), frame_rate=24.0).frame_rate == 24.0
