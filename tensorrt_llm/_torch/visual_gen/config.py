@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingABC
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -60,6 +60,13 @@ class DiffusionModelConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         refuse_unbuilt_options(self.parallel)
+
+    @classmethod
+    def completed(cls, config: ModelConfig) -> "DiffusionModelConfig":
+        """``config`` if it is one already, else one with its fields and defaults for the rest."""
+        if isinstance(config, cls):
+            return config
+        return cls(**{f.name: getattr(config, f.name) for f in fields(ModelConfig)})
 
     def get_quant_config(self, name: str | None = None) -> QuantConfig:
         """Return the recipe of one module: the model's, or none where the recipe excludes it.

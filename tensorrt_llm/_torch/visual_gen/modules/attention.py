@@ -13,6 +13,7 @@ from enum import Enum
 import torch
 from torch import nn
 
+from tensorrt_llm._torch.model_config import ModelConfig
 from tensorrt_llm._torch.modules import quant_group
 from tensorrt_llm._torch.modules.linear import Linear, WeightMode, WeightsLoadingConfig
 from tensorrt_llm._torch.modules.rms_norm import RMSNorm
@@ -42,7 +43,8 @@ class Attention(nn.Module):
         qk_norm: RMSNorm over head_dim, ``norm_q`` and ``norm_k`` (None without).
         eps: Epsilon of these norms.
         bias: Whether the projections have one.
-        config: Recipe, runtime flags, attention backend, and the dtype of weights and results.
+        config: Recipe, runtime flags, attention backend, and the dtype of weights and results; a
+            plain ModelConfig has no say in the last two: AUTO and bfloat16, as without a config.
         layer_idx: Named in errors.
         module_name: Full name of this module, by which the recipe may exclude its linears.
         enable_sequence_parallel: Refused where more than one GPU would split the sequence; False
@@ -67,14 +69,14 @@ class Attention(nn.Module):
         qk_norm: bool = True,
         eps: float = 1e-6,
         bias: bool = True,
-        config: DiffusionModelConfig | None = None,
+        config: ModelConfig | None = None,
         layer_idx: int | None = None,
         module_name: str | None = None,
         enable_sequence_parallel: bool = True,
         share_qkv_input_quant: bool = False,
     ) -> None:
         super().__init__()
-        config = DiffusionModelConfig() if config is None else config
+        config = DiffusionModelConfig.completed(ModelConfig() if config is None else config)
         self.num_attention_heads = num_attention_heads
         self.num_key_value_heads = (
             num_attention_heads if num_key_value_heads is None else num_key_value_heads

@@ -5,13 +5,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tensorrt_llm._torch.model_config import ModelConfig
 from tensorrt_llm._torch.modules.linear import WeightMode
+from tensorrt_llm._torch.visual_gen.config import DiffusionModelConfig
 from tensorrt_llm._torch.visual_gen.config_fields import AttentionConfig, ParallelConfig
 from tensorrt_llm._torch.visual_gen.models.cosmos3.step_precision import (
     StepPrecisionController,
     install_step_precision,
 )
 from tensorrt_llm._torch.visual_gen.modules import Attention, QKVMode
+from tensorrt_llm.models.modeling_utils import QuantConfig
 from tests.support.attention_modules import (
     HEAD_DIM,
     HEADS,
@@ -69,6 +72,23 @@ def test_head_counts_have_defaults():
     assert attention.norm_q.weight.shape == attention.norm_k.weight.shape == (16,)
     assert len(attention.to_out) == 1
     assert attention.to_out[0].bias is not None
+
+
+@pytest.mark.parametrize("mode", QKVMode)
+def test_a_plain_model_config_is_one_with_defaults_for_the_rest(mode):
+    recipe = QuantConfig(quant_algo="FP8", exclude_modules=["block.to_out.0"])
+    config, tensors = ModelConfig(quant_config=recipe), shards()
+    tensors["to_out"] = shards(None)["to_out"]
+    plain, full = (
+        load(build(mode, config=c, module_name="block"), tensors)
+        for c in (config, DiffusionModelConfig(quant_config=recipe))
+    )
+    assert not plain.to_out[0].has_fp8_qdq
+    assert plain.norm_q.weight.dtype == torch.bfloat16
+    assert_bit_equal(plain(activation()), full(activation()))
+    config.force_dynamic_quantization = True
+    with pytest.raises(ValueError, match="force_dynamic_quantization"):
+        build(config=config)
 
 
 def test_eps_reaches_the_norms():
