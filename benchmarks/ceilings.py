@@ -231,10 +231,26 @@ def ceiling_row(
     samples: list[dict[str, float]],
     copy_gb_s: float,
     card: dict[str, str],
+    count: Callable[[Family, Case, str, str], int] = other_bytes,
 ) -> dict:
-    """Record the ceiling that the samples of a mix give."""
+    """Record the ceiling that the samples of a mix give.
+
+    Args:
+        record: Gets the row.
+        family: Sizes of the transformer.
+        case: Size of the request.
+        mix: What was sampled.
+        samples: Seconds of one pass by label.
+        copy_gb_s: The copy bandwidth of this run.
+        card: State of the card during the last sample.
+        count: Bytes that a pass moves outside linears and attention, by family, case, mode and
+            precision of attention.
+
+    Returns:
+        The row, of section "ceiling"; seconds.
+    """
     precision = precision_of(mix.attention, mix.mode)
-    size = other_bytes(family, case, mix.mode, precision)
+    size = count(family, case, mix.mode, precision)
     moving = size / copy_gb_s / 1e9
     pairs = [kernel_seconds(sample) for sample in samples]
     ceilings = [linears + attention + moving for linears, attention in pairs]

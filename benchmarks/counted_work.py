@@ -29,6 +29,8 @@ a step the input projection writes M x H, the time embedding is added to it, and
 projection reads it ("boundary").
 """
 
+from dataclasses import replace
+
 from benchmarks.common import Case, Family
 
 DEQUANTIZE = "dequantize"
@@ -71,6 +73,12 @@ def other_bytes(family: Family, case: Case, mode: str, attention: str) -> int:
     """What the step moves outside linears and attention."""
     counted = counted_bytes(family, case, mode, attention)
     return sum(size for name, size in counted.items() if name != DEQUANTIZE)
+
+
+def layer_bytes(family: Family, case: Case, mode: str, attention: str) -> int:
+    """What one layer moves outside linears and attention: what one more adds to a step."""
+    longer = replace(family, layers=family.layers + 1)
+    return other_bytes(longer, case, mode, attention) - other_bytes(family, case, mode, attention)
 
 
 def linear_weights(family: Family) -> int:

@@ -83,6 +83,28 @@ def step_rows(record: Record) -> Rows:
     return rows
 
 
+def layer_rows(record: Record) -> Rows:
+    """Every variant of one generation layer, then the understanding layer, which has no ceiling."""
+    head = ("case", "linears", "attention", "variant", "run", "ms", "range")
+    rows = [(*head, "ceiling ms", "of ceiling")]
+    for row in (*section(record, "layer"), *section(record, "text_layer")):
+        text = row["section"] == "text_layer"
+        rows.append(
+            (
+                f"text, {row['shape'][1]} tokens" if text else row["case"],
+                row["mode"],
+                row["attention"],
+                "understanding" if text else row["variant"],
+                "graph" if row["graphs"] else "eager",
+                f"{row['median_s'] * 1e3:.3f}",
+                spread([s * 1e3 for s in row["samples_s"]], 3),
+                _NONE if text else f"{row['ceiling_s'] * 1e3:.3f}",
+                ratio(row.get("of_ceiling")),
+            )
+        )
+    return rows
+
+
 def ceiling_rows(record: Record) -> Rows:
     """What a step can't be faster than."""
     rows = [("case", "linears", "attention", "linears s", "attention s", "other GB", "sum s")]
@@ -253,6 +275,8 @@ def outcome_rows(record: Record) -> Rows:
 TABLES = {
     "ops": Table("Kernels alone", "ops_h200", op_rows),
     "ceilings_nano": Table("Ceilings of a step, Nano", "step_nano_h200", ceiling_rows),
+    "layer_nano": Table("One layer, Nano", "layer_nano_h200", layer_rows),
+    "layer_super": Table("One layer, Super", "layer_super_h200", layer_rows),
     "step_nano": Table("One denoising step, Nano", "step_nano_h200", step_rows),
     "breakdown_nano": Table("Where a step's time goes, Nano", "step_nano_h200", breakdown_table),
     "alone_nano": Table("GEMMs and attention alone, Nano", "step_nano_h200", alone_rows),

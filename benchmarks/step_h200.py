@@ -121,6 +121,26 @@ def why_left_out(variant: Variant, base: Variant, device: torch.device) -> str |
     return why_missing(variant.attention, device)
 
 
+def what_runs(
+    planned: PlannedCase, modes: list[str], device: torch.device, record: Record
+) -> list[tuple[Variant, str]]:
+    """Each variant with each mode it is measured in, the base variant first.
+
+    What can't run here is recorded as skipped.
+    """
+    base, *others = variants(planned, device)
+    chosen = [(base, mode) for mode in modes]
+    for variant in others:
+        reason = why_left_out(variant, base, device)
+        if reason is not None:
+            record.skip(f"{variant.name}, {planned.case.name}", reason)
+            continue
+        for mode in modes:
+            if mode != "w8a16" or variant.name not in _FP8_STEPS_ALONE:
+                chosen.append((variant, mode))
+    return chosen
+
+
 class Entry:
     """A variant in one precision mode; ``run`` is one of ``common.interleave``'s runs."""
 
@@ -187,17 +207,10 @@ def measure_case(
     """Warm, sample and record every variant of one case, with the ceilings in the same turns."""
     case = planned.case
     inputs = Inputs(family, case, device)
-    entries: list[Entry] = []
-    base, *others = variants(planned, device)
-    for variant in (base, *others):
-        reason = why_left_out(variant, base, device) if variant is not base else None
-        if reason is not None:
-            record.skip(f"{variant.name}, {case.name}", reason)
-            continue
-        for mode in modes:
-            if mode == "w8a16" and variant.name in _FP8_STEPS_ALONE:
-                continue
-            entries.append(Entry(models.get(variant), variant, mode, inputs))
+    entries = [
+        Entry(models.get(variant), variant, mode, inputs)
+        for variant, mode in what_runs(planned, modes, device, record)
+    ]
     for entry in entries:
         entry.warm(device)
         say(f"warm {case.name} {entry.key}")

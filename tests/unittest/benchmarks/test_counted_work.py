@@ -1,10 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work that is counted: against the published totals, and against a count by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.common import CASES, FAMILIES, Case, Family
-from benchmarks.counted_work import attention_flops, counted_bytes, linear_flops, other_bytes
+from benchmarks.counted_work import (
+    attention_flops,
+    counted_bytes,
+    layer_bytes,
+    linear_flops,
+    other_bytes,
+)
 
 TINY = Family("tiny", 2, 8, 16, 2, 1, head_dim=4)
 SMALL = Case("small", 32, 32, 5, (3, 2))
@@ -70,3 +78,18 @@ def test_a_16_bit_step_quantises_nothing_and_its_weights_belong_to_the_linears()
     weights = 8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 16
     assert counted["dequantize"] == 2 * 3 * weights
     assert other_bytes(TINY, SMALL, "w8a16", "bf16") == sum(counted.values()) - 6 * weights
+
+
+def test_the_bytes_of_a_layer_are_what_one_more_adds_to_a_step():
+    m = SMALL.rows
+    both = m * (8 + 4 + 4) * 2
+    norms = 2 * m * 8 * (2 + 2 + 2 + 1)  # both with a residual, and no final norm
+    rope = 2 * both + m * 2 * 4 * 2 + (3 + 2) * 2 * 4 * (2 + 2)
+    swiglu = m * 16 * (2 + 2 + 1)
+    quantize = m * 8 * (2 + 1)
+    assert layer_bytes(TINY, SMALL, "w8a8", "bf16") == norms + rope + swiglu + quantize
+    for layers in (1, 2, 36):
+        family = replace(TINY, layers=layers)
+        assert layer_bytes(family, SMALL, "w8a16", "bf16") == layer_bytes(
+            TINY, SMALL, "w8a16", "bf16"
+        )
