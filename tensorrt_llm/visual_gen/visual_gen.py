@@ -97,7 +97,9 @@ class VisualGen:
         self.args = _with_model(args, model)
         # Here, so that importing this module costs no torch.
         from tensorrt_llm._torch.visual_gen.executor import VisualGenExecutor, map_error
-        from tensorrt_llm._torch.visual_gen.models.cosmos3.memory_estimate import idle_capacity
+        from tensorrt_llm._torch.visual_gen.models.cosmos3.memory_estimate import (
+            request_capacity,
+        )
         from tensorrt_llm._torch.visual_gen.pipeline_loader import PipelineLoader
 
         try:
@@ -108,7 +110,7 @@ class VisualGen:
                 raise
             raise mapped from error
         self._executor = VisualGenExecutor(self._pipeline)
-        self._capacity = idle_capacity(self._pipeline.components.device)
+        self._capacity = request_capacity(self._pipeline.components)
 
     def __enter__(self) -> "VisualGen":
         return self
@@ -231,9 +233,9 @@ class VisualGen:
         """
         from tensorrt_llm._torch.visual_gen.models.cosmos3.memory_estimate import check_fits
 
-        values = self._prepare(inputs, params).values
-        check_fits(values, self._pipeline.components, self._capacity)
-        return values.report()
+        request = self._prepare(inputs, params)
+        check_fits(request, self._pipeline.components, self._capacity)
+        return request.values.report()
 
     async def get_stats_async(self) -> dict[str, int]:
         """Requests ``queued`` and ``running`` now, and ``completed``, ``failed``, ``cancelled``."""

@@ -8,6 +8,7 @@ from diffusers import UniPCMultistepScheduler
 
 from tensorrt_llm import VisualGenParams
 from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
+from tensorrt_llm._torch.visual_gen.models.cosmos3.layer_graphs import LayerGraphs
 from tensorrt_llm._torch.visual_gen.models.cosmos3.pipeline_cosmos3 import Cosmos3OmniMoTPipeline
 from tensorrt_llm._torch.visual_gen.models.cosmos3.step_precision import step_uses_high_precision
 
@@ -26,6 +27,7 @@ class RecordingTransformer:
     und_precision = "w8a16"
     attention_precision = "bf16"
     factor = 0.5
+    graphs = LayerGraphs(None, any_length=False)
 
     def __init__(self):
         self.calls, self.events, self.step, self.stepping = [], [], None, False
@@ -48,6 +50,9 @@ class RecordingTransformer:
     def gen_precision(self):
         high = self.step is not None and step_uses_high_precision((3, 3), *self.step)
         return "w8a16" if high else "w8a8"
+
+    def captures(self, rows):
+        return False
 
     def fp8_linear_counts(self):
         return {"understanding": 14, "generation": 14}

@@ -42,7 +42,7 @@ class CudaGraphConfig(_OptionGroup):
     """CUDA graphs of the generation layers, one per precision mode and size.
 
     They save the host's time between kernels, which counts where kernels are short, as for a
-    picture of 1024x1024. Each keeps the memory of one step.
+    picture of 1024x1024. They keep the memory of one step, and each size room for the text.
 
     Attributes:
         enable: None captures short steps on CUDA where one graph serves every prompt (backend FA3);

@@ -7,6 +7,7 @@ that are alive at the two moments that need most, in eager execution (torch.comp
 * Denoising, while the MLP of a generation layer applies SwiGLU: `layer_bytes`, plus the text's keys
   and values for a prompt of the greatest length (`text_cache_bytes`) and the latents with the
   solver's history (`latent_bytes`).
+* CUDA graphs, where the request's steps are captured: `graph_bytes`, kept through both moments.
 * Decoding at once, in the last stage of the VAE, or while the decoded video becomes uint8:
   `decode_bytes`. Where that does not fit, a request is decoded in tiles (``vae_decoding.py``).
 
@@ -19,8 +20,10 @@ from math import ceil
 
 import torch
 
+from tensorrt_llm._torch.visual_gen.attention_backend import create_attention_backend
 from tensorrt_llm._torch.visual_gen.config import DiffusionModelConfig
 from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
+from tensorrt_llm._torch.visual_gen.models.cosmos3.layer_graphs import ShapeKey, wants_graph
 from tensorrt_llm._torch.visual_gen.models.cosmos3.resolved_request import ResolvedRequest
 from tensorrt_llm._torch.visual_gen.models.cosmos3.step_precision import (
     parse_diffusion_step_policy,
@@ -34,6 +37,10 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.vae_decoding import decode_by
 # FP32 latents alive at once: noise, sample, last sample, two model outputs, the velocities of two
 # branches, their combination, and two temporaries of the solver.
 _LATENT_COPIES = 10
+# What the graphs' pool takes for each byte of activations: its blocks are allocated one by one and
+# never joined, so that a large tensor does not find the room of several small ones. 1.1 to 1.6 for
+# Nano and Super from 2,000 rows on, by the allocator's rules over a layer's tensors.
+_POOL_SPACE = 1.5
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class Need:
         text_cache: Keys and values of the prompt branches, for prompts of the greatest length.
         denoising: Activations and latents of a denoising step, at their peak.
         decoding: Activations of the VAE, at their peak.
+        graphs: What CUDA graphs keep until the end of the request; 0 where no step is captured.
     """
 
     transformer: int
@@ -55,12 +63,13 @@ class Need:
     text_cache: int
     denoising: int
     decoding: int
+    graphs: int
 
     @property
     def total(self) -> int:
-        """The weights, and the larger of the two phases that follow each other."""
-        weights = self.transformer + self.vae + self.sound_tokenizer
-        return weights + max(self.denoising + self.text_cache, self.decoding)
+        """Weights and graphs, and the larger of the two phases that follow each other."""
+        kept = self.transformer + self.vae + self.sound_tokenizer + self.graphs
+        return kept + max(self.denoising + self.text_cache, self.decoding)
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,7 @@ def request_need(
         text_cache=text_cache_bytes(config, arch, branches, request.max_sequence_length),
         denoising=activations + latent_bytes(arch, request),
         decoding=decode_bytes(height, width, frames, sizes.decoder_channels),
+        graphs=graph_bytes(config, arch, request),
     )
 
 
@@ -140,6 +150,40 @@ def text_cache_bytes(
     width = arch.num_key_value_heads * arch.head_dim
     itemsize = config.torch_dtype.itemsize
     return branches * arch.num_hidden_layers * 2 * width * length * itemsize
+
+
+def graph_bytes(
+    config: DiffusionModelConfig, arch: Cosmos3Architecture, request: ResolvedRequest
+) -> int:
+    """What the CUDA graphs of a request keep beside eager execution; 0 where no step is captured.
+
+    Each shape has inputs of its own (``ShapeKey.input_bytes``), the text's room among them: the
+    shape with two branches, and that with one where an interval lets guidance rest. All graphs
+    share one pool for the activations (`layer_bytes`, less the tables, which are inputs); in it
+    stay the outputs of the others.
+    """
+    any_length = create_attention_backend(config.attention.backend).reads_lengths_on_device
+    tokens, e = vision_tokens(arch, request), config.torch_dtype.itemsize
+    branches = [1]
+    if request.is_guided:
+        branches = [2] if request.guidance_interval is None else [2, 1]
+    captured = [
+        b for b in branches if wants_graph(config.cuda_graph.enable, any_length, b * tokens)
+    ]
+    if not captured:
+        return 0
+    inputs = sum(
+        ShapeKey.of(
+            (b, tokens, arch.hidden_size), (request.max_sequence_length,) * b, any_length
+        ).input_bytes(arch, config.torch_dtype)
+        for b in captured
+    )
+    largest = max(captured)
+    tables = largest * tokens * 2 * arch.head_dim * e
+    activations = layer_bytes(config, arch, largest, tokens) - tables
+    modes = 2 if uses_static_fp8(config) and _has_16_bit_steps(config) else 1
+    outputs = (modes * sum(captured) - largest) * tokens * arch.hidden_size * e
+    return inputs + int(_POOL_SPACE * activations) + outputs
 
 
 def latent_bytes(arch: Cosmos3Architecture, request: ResolvedRequest) -> int:

@@ -80,6 +80,7 @@ def _memory(memory: Memory | None) -> Iterator[str]:
         return
     request, need = memory.request, memory.need
     branches = "two branches" if request.is_guided else "one branch"
+    graphs = ("CUDA graphs", size_text(need.graphs), "estimate, kept from their capture on")
     yield (
         f"  {request.width}x{request.height}, {request.num_frames} frames, {branches} of "
         f"{memory.tokens:,} tokens"
@@ -94,6 +95,7 @@ def _memory(memory: Memory | None) -> Iterator[str]:
                 size_text(need.text_cache),
                 "estimate, for the longest prompt",
             ),
+            *([graphs] if need.graphs else []),
             ("denoising", size_text(need.denoising), "estimate, at its peak"),
             ("decoding", size_text(need.decoding), "estimate, at its peak, after denoising"),
             ("together", size_text(need.total), "estimate"),

@@ -11,6 +11,7 @@ leaves the graphs as they were.
 """
 
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,6 +20,7 @@ import torch
 
 from tensorrt_llm._torch.custom_ops.w8a16_ops import scratch_buffers
 from tensorrt_llm._torch.visual_gen.attention_backend import KeyLengths
+from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
 from tensorrt_llm._torch.visual_gen.models.cosmos3.branch_cache import TextKeys
 from tensorrt_llm.logger import logger
 
@@ -29,6 +31,10 @@ and without guidance at two."""
 TEXT_CAPACITY = 4096
 """Text tokens a branch that a graph has room for, and the step by which it grows: the default
 ``max_sequence_length``."""
+
+MAX_SHORT_ROWS = 16_384
+"""Rows up to which a step counts as short, for CUDA graphs by default. At 2,048 rows (1024x1024,
+two branches) a step takes 30 ms with graphs and 52 without; at 37,440 (480p x 189) 1.1 s."""
 
 RunLayers = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, TextKeys], torch.Tensor]
 
@@ -62,6 +68,44 @@ class ShapeKey(NamedTuple):
     capacity: int
     lengths: tuple[int, ...] | None
 
+    @classmethod
+    def of(cls, media: tuple[int, ...], lengths: tuple[int, ...], any_length: bool) -> "ShapeKey":
+        """The shape of a step.
+
+        Args:
+            media: Shape of the media tokens (B, N, H).
+            lengths: Text tokens of the B branches.
+            any_length: Whether the backend reads them on the device.
+        """
+        if any_length:
+            return cls(media, math.ceil(max(lengths) / TEXT_CAPACITY) * TEXT_CAPACITY, None)
+        return cls(media, max(lengths), lengths)
+
+    def input_bytes(self, arch: Cosmos3Architecture, dtype: torch.dtype) -> int:
+        """Bytes that the graphs of this shape read: media tokens, tables, and the text's room.
+
+        Args:
+            arch: Sizes of the model.
+            dtype: Of its activations.
+        """
+        branches, tokens, hidden = self.media
+        media = tokens * (hidden + 2 * arch.head_dim)
+        keys = self.capacity * arch.num_key_value_heads * arch.head_dim
+        text = 2 * arch.num_hidden_layers * keys
+        return branches * ((media + text) * dtype.itemsize + torch.int32.itemsize)
+
+
+def wants_graph(enable: bool | None, any_length: bool, rows: int) -> bool:
+    """Whether a step runs as a graph on a CUDA device.
+
+    Args:
+        enable: ``cuda_graph_config.enable``.
+        any_length: Whether the backend reads the text's lengths on the device, so that one graph
+            serves every prompt.
+        rows: Media tokens of all branches.
+    """
+    return any_length and rows <= MAX_SHORT_ROWS if enable is None else enable
+
 
 @dataclass(eq=False)
 class _Inputs:
@@ -73,6 +117,11 @@ class _Inputs:
     text: TextKeys
     loaded_tables: torch.Tensor | None = None
     loaded_text: TextKeys | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        text = (*self.text.keys, *self.text.values, self.text.lengths.device)
+        return sum(tensor.nbytes for tensor in (self.hidden, self.cos, self.sin, *text))
 
 
 class LayerGraphs:
@@ -100,10 +149,28 @@ class LayerGraphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
+    @property
+    def shapes(self) -> set[ShapeKey]:
+        """The shapes that have a graph."""
+        return set(self._inputs)
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of all inputs; the pool of the graphs comes on top."""
+        return sum(inputs.num_bytes for inputs in self._inputs.values())
+
+    def shape_key(self, media: tuple[int, ...], lengths: tuple[int, ...]) -> ShapeKey:
+        """The shape of a step with media tokens (B, N, H) and B branches of so many text tokens."""
+        return ShapeKey.of(media, lengths, self._any_length)
+
     def clear(self) -> None:
-        """Drop every graph and its inputs."""
+        """Drop every graph and its inputs, and give the memory of their pool back."""
+        held = bool(self._graphs)
         self._graphs.clear()
         self._inputs.clear()
+        if held:
+            # Until then the allocator keeps the blocks of a pool whose graphs are gone.
+            torch.cuda.empty_cache()
 
     def end_request(self) -> None:
         """Let go of the request's own text and tables; what was copied of them stays."""
@@ -130,7 +197,7 @@ class LayerGraphs:
         Returns:
             [B, N, H]; valid until the next call.
         """
-        shape = self._shape_key(hidden, text)
+        shape = self.shape_key(tuple(hidden.shape), text.lengths.host)
         inputs = self._inputs.get(shape)
         if inputs is None:
             inputs = _new_inputs(shape, hidden, cos, sin, text)
@@ -147,13 +214,6 @@ class LayerGraphs:
         self._inputs[shape] = inputs
         self._graphs[mode, shape] = graph._replace(first=graph.output)
         return graph.first
-
-    def _shape_key(self, hidden: torch.Tensor, text: TextKeys) -> ShapeKey:
-        longest = text.keys[0].shape[1]
-        if self._any_length:
-            capacity = math.ceil(longest / TEXT_CAPACITY) * TEXT_CAPACITY
-            return ShapeKey(tuple(hidden.shape), capacity, None)
-        return ShapeKey(tuple(hidden.shape), longest, text.lengths.host)
 
     def _make_room(self) -> None:
         while len(self._graphs) >= MAX_GRAPHS:
@@ -207,11 +267,14 @@ class CudaCapture:
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
         self._pool: tuple | None = None
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def __call__(self, run: Callable[[], torch.Tensor]) -> Captured:
         """Run once as a warm-up, which compiles and reserves what is missing, then capture."""
         if self._stream is None:
             self._stream = torch.cuda.Stream()
+        if not self._graphs:
+            # A pool ends with its last graph: the allocator refuses to take it up again.
             self._pool = torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
@@ -222,5 +285,6 @@ class CudaCapture:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             output = run()
+        self._graphs.add(graph)
         # Another model on this stream may replace the scratch buffer; this graph goes on using it.
         return Captured(first, output, graph.replay, scratch_buffers(self._stream))

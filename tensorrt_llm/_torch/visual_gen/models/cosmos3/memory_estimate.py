@@ -4,17 +4,32 @@
 The estimate is a lower bound, so that a request which would fit is never refused; one that is let
 through may still run out of memory. Nano's step at 480x832 and 720x1280 with 189 frames peaks at
 1.2 times its part of it (benchmarks/results/step_nano_h200.json), as does the VAE's decoding.
+
+A request whose steps are captured keeps its graphs' inputs and pool until its end, so they come on
+top. Graphs of other sizes do not: where they leave it too little, they are dropped before it runs.
 """
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tensorrt_llm._torch.visual_gen.models.cosmos3.layer_graphs import ShapeKey
+from tensorrt_llm._torch.visual_gen.models.cosmos3.loop_inputs import Cosmos3Request
 from tensorrt_llm._torch.visual_gen.models.cosmos3.resolved_request import ResolvedRequest
-from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import MAX_MLP_ROWS
-from tensorrt_llm._torch.visual_gen.models.cosmos3.vae_decoding import TILES, decoder_channels
+from tensorrt_llm._torch.visual_gen.models.cosmos3.sound import SoundDecoder
+from tensorrt_llm._torch.visual_gen.models.cosmos3.step_precision import step_uses_high_precision
+from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import (
+    MAX_MLP_ROWS,
+    requested_step_policy,
+)
+from tensorrt_llm._torch.visual_gen.models.cosmos3.vae_decoding import (
+    TILES,
+    decode_bytes,
+    decoder_channels,
+)
 from tensorrt_llm._utils import describe_error
+from tensorrt_llm.logger import logger
 
 if TYPE_CHECKING:
     from tensorrt_llm._torch.visual_gen.pipeline_loader import Cosmos3Components
@@ -26,24 +41,121 @@ _CHUNK_FRAMES = 4
 _DECODER_TENSORS = 18
 _CGROUP_LIMIT = "/sys/fs/cgroup/memory.max"
 _CGROUP_USED = "/sys/fs/cgroup/memory.current"
+# By how much a request may exceed the bounds: a step by a fifth, a graph's pool by half. To drop
+# graphs without need costs a capture, to keep them could cost the request.
+_AMPLE = 1.5
+# The allocator's id of the pool that serves everything but graphs.
+_DEFAULT_POOL = (0, 0)
 
 
-def estimate_bytes(values: ResolvedRequest, components: "Cosmos3Components") -> int:
+def estimate_bytes(request: Cosmos3Request, components: "Cosmos3Components") -> int:
     """Bytes beside the weights that a request needs on the device, at least."""
+    graphs = graph_bytes(request, components)
+    if graphs == 0:
+        return eager_bytes(request.values, components)
+    decoding = _decode_bytes_at_least(request.values, components)
+    if _modes(request.values, components) == 1:
+        return graphs + decoding
+    # Before the second mode is captured it runs eagerly, beside the first one's graph.
+    return graphs + max(_denoise_bytes(request.values, components), decoding)
+
+
+def eager_bytes(values: ResolvedRequest, components: "Cosmos3Components") -> int:
+    """``estimate_bytes`` without CUDA graphs."""
+    denoising = _denoise_bytes(values, components)
+    return max(denoising, _decode_bytes_at_least(values, components))
+
+
+def graph_bytes(request: Cosmos3Request, components: "Cosmos3Components") -> int:
+    """Bytes that the graphs of a request keep, at least; 0 where its steps are not captured.
+
+    The inputs of its largest step, and in the graphs' own pool the activations of that step.
+    """
+    values, transformer = request.values, components.transformer
+    shape = next(iter(_graph_shapes(request, components)), None)
+    if shape is None or shape.media[0] < _branches(values):
+        return 0  # steps with one branch may be short enough where those with two are not
+    inputs = shape.input_bytes(transformer.arch, transformer.dtype)
+    return inputs + _denoise_bytes(values, components)
+
+
+def release_graphs(request: Cosmos3Request, components: "Cosmos3Components") -> None:
+    """Drop the CUDA graphs where those of other sizes leave a request too little.
+
+    Too little is also what would make it decode in tiles, which change the pixels. All graphs are
+    dropped, since they share one pool; the request captures its own again.
+    """
+    graphs, values, vae = components.transformer.graphs, request.values, components.vae
+    own = _graph_shapes(request, components)
+    if graphs.shapes.issubset(own):
+        return
+    size = (values.height, values.width, values.num_frames, decoder_channels(vae.config))
+    at_once = decode_bytes(*size) * vae.dtype.itemsize // 2  # the count is of BF16
+    need = max(_denoise_bytes(values, components), at_once)
+    if not (own and own[0] in graphs.shapes):
+        need += graph_bytes(request, components)
+    capacity = idle_capacity(components.device)
+    if _AMPLE * need > capacity:
+        logger.info(
+            "Dropping %d CUDA graphs: a request may need %.2f GiB, and beside them %.2f are free.",
+            *(len(graphs), _AMPLE * need / _GIB, capacity / _GIB),
+        )
+        graphs.clear()
+
+
+def _graph_shapes(request: Cosmos3Request, components: "Cosmos3Components") -> list[ShapeKey]:
+    """The shapes of the request's steps that are captured, the largest first."""
+    values, transformer = request.values, components.transformer
+    texts = [(len(request.prompt_ids),)]
+    if values.is_guided:
+        pair = (len(request.prompt_ids), len(request.negative_ids))
+        texts = [pair, *(texts if values.guidance_interval else ())]
+    tokens = _media_tokens(values, components)
+    return [
+        transformer.graphs.shape_key((len(lengths), tokens, transformer.arch.hidden_size), lengths)
+        for lengths in texts
+        if transformer.captures(len(lengths) * tokens)
+    ]
+
+
+def _modes(values: ResolvedRequest, components: "Cosmos3Components") -> int:
+    """How many precision modes the steps of a request run in."""
+    policy = requested_step_policy(components.transformer.model_config)
+    if policy is None:
+        return 1
+    steps = values.num_inference_steps
+    return len({step_uses_high_precision(policy, step, steps) for step in range(steps)})
+
+
+def _media_tokens(values: ResolvedRequest, components: "Cosmos3Components") -> int:
+    """Tokens of one branch: patches of the latent frames, and the sound's latent frames."""
+    arch = components.transformer.arch
+    frames, rows, columns = values.latent_shape
+    patch = arch.latent_patch_size
+    tokens = frames * math.ceil(rows / patch) * math.ceil(columns / patch)
+    if values.enable_audio:
+        sound = SoundDecoder(components.sound_tokenizer, arch)
+        tokens += sound.latent_shape(values)[-1]
+    return tokens
+
+
+def _decode_bytes_at_least(values: ResolvedRequest, components: "Cosmos3Components") -> int:
+    """Decoding at once or in the smallest tiles, whichever takes less."""
     at_once = _decode_bytes(values, components, values.height, values.width)
     side = TILES[-1].size
     in_tiles = _decode_bytes(values, components, min(side, values.height), min(side, values.width))
-    return max(_denoise_bytes(values, components), min(at_once, in_tiles))
+    return min(at_once, in_tiles)
+
+
+def _branches(values: ResolvedRequest) -> int:
+    return 2 if values.is_guided else 1
 
 
 def _denoise_bytes(values: ResolvedRequest, components: "Cosmos3Components") -> int:
     """In the MLP of a generation layer: the stream and its norm; gate, up and product of a part."""
     arch = components.transformer.arch
     size = components.transformer.dtype.itemsize
-    frames, rows, columns = values.latent_shape
-    patch = arch.latent_patch_size
-    tokens = frames * math.ceil(rows / patch) * math.ceil(columns / patch)
-    tokens *= 2 if values.is_guided else 1
+    tokens = _branches(values) * _media_tokens(values, components)
     parts = math.ceil(tokens / MAX_MLP_ROWS)
     # Norm and product are FP8 where the linears behind them take FP8: one byte.
     per_token = arch.hidden_size * (size + 1 + (size if parts > 1 else 0))
@@ -63,34 +175,71 @@ def _decode_bytes(
 
 
 def idle_capacity(device: torch.device) -> int:
-    """Bytes that a request may take on a device which holds the weights and does nothing."""
+    """Bytes that may be taken on a device which does nothing, beside weights and CUDA graphs."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return free + cached
+        # What the graphs' own pool keeps free, only another capture can take.
+        segments = _segments(device, private=False)
+        return free + sum(s["total_size"] - s["allocated_size"] for s in segments)
     return min(_available_host_bytes(), _cgroup_room())
 
 
-def check_fits(values: ResolvedRequest, components: "Cosmos3Components", capacity: int) -> None:
+def request_capacity(components: "Cosmos3Components") -> int:
+    """Bytes that a request may take on a device which does nothing, beside the weights.
+
+    With what the CUDA graphs hold: ``release_graphs`` drops them where a request needs it.
+    """
+    capacity = idle_capacity(components.device) + components.transformer.graphs.input_bytes
+    if components.device.type == "cuda":
+        capacity += sum(s["total_size"] for s in _segments(components.device, private=True))
+    return capacity
+
+
+def check_fits(request: Cosmos3Request, components: "Cosmos3Components", capacity: int) -> None:
     """Refuse a request that can't fit.
+
+    Args:
+        request: From ``prepare_request``.
+        components: The checkpoint.
+        capacity: Bytes, from ``request_capacity``.
 
     Raises:
         MemoryError: with what it needs and what there is.
     """
-    need = estimate_bytes(values, components)
-    if need > capacity:
-        raise MemoryError(
-            describe_error(
-                "The request doesn't fit the memory",
-                where=f"height {values.height}, width {values.width}, "
-                f"num_frames {values.num_frames} on {components.device}",
-                expected=f"at most {capacity / _GIB:.2f} GiB beside the weights",
-                found=f"at least {need / _GIB:.2f} GiB",
-                remedy=(
-                    "ask for a smaller height and width or fewer frames, or set guidance_scale 1"
-                ),
-            )
+    need, values = estimate_bytes(request, components), request.values
+    if need <= capacity:
+        return
+    found = f"at least {need / _GIB:.2f} GiB"
+    remedy = "ask for a smaller height and width or fewer frames, or set guidance_scale 1"
+    graphs = graph_bytes(request, components)
+    if graphs > 0:
+        found += f", of which CUDA graphs keep {graphs / _GIB:.2f}"
+    if eager_bytes(values, components) <= capacity:
+        remedy = (
+            "load with cuda_graph_config: {enable: false}, without which the request would fit; or "
+            + remedy
         )
+    raise MemoryError(
+        describe_error(
+            "The request doesn't fit the memory",
+            where=f"height {values.height}, width {values.width}, "
+            f"num_frames {values.num_frames} on {components.device}",
+            expected=f"at most {capacity / _GIB:.2f} GiB beside the weights",
+            found=found,
+            remedy=remedy,
+        )
+    )
+
+
+def _segments(device: torch.device, private: bool) -> list[dict[str, Any]]:
+    """What torch's allocator holds on a CUDA device in the graphs' pools, or for all else."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [
+        segment
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == index
+        and (tuple(segment["segment_pool_id"]) != _DEFAULT_POOL) == private
+    ]
 
 
 def _available_host_bytes() -> int:

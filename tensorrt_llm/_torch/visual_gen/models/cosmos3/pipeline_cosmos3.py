@@ -51,7 +51,10 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.loop_inputs import (
     image_seeds,
     lay_out,
 )
-from tensorrt_llm._torch.visual_gen.models.cosmos3.memory_estimate import idle_capacity
+from tensorrt_llm._torch.visual_gen.models.cosmos3.memory_estimate import (
+    idle_capacity,
+    release_graphs,
+)
 from tensorrt_llm._torch.visual_gen.models.cosmos3.prompts import tokenize_request
 from tensorrt_llm._torch.visual_gen.models.cosmos3.sampling import Cosmos3SamplingPolicy
 from tensorrt_llm._torch.visual_gen.models.cosmos3.sound import SoundDecoder
@@ -209,6 +212,7 @@ class Cosmos3OmniMoTPipeline:
         values = request.values
         with self._lock:
             started = self._now()
+            release_graphs(request, self.components)
             schedule = self._new_schedule(values)
             guided = guided_steps(values, schedule.timesteps.tolist())
             inputs = lay_out(self.components, request, schedule.timesteps, guided)

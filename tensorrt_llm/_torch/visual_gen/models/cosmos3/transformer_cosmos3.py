@@ -26,7 +26,7 @@ from tensorrt_llm._torch.visual_gen.attention_backend import E4M3Operands, KeyLe
 from tensorrt_llm._torch.visual_gen.config import DiffusionModelConfig
 from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
 from tensorrt_llm._torch.visual_gen.models.cosmos3.branch_cache import BranchCache, TextKeys
-from tensorrt_llm._torch.visual_gen.models.cosmos3.layer_graphs import LayerGraphs
+from tensorrt_llm._torch.visual_gen.models.cosmos3.layer_graphs import LayerGraphs, wants_graph
 from tensorrt_llm._torch.visual_gen.models.cosmos3.patches import patchify, unpatchify
 from tensorrt_llm._torch.visual_gen.models.cosmos3.precision_report import (
     attention_precision,
@@ -55,10 +55,6 @@ from tensorrt_llm.logger import logger
 # Sinusoid of the timestep: 256 channels, cosines first, wavelengths up to 10,000 (cosmos3.md C.5).
 _TIMESTEP_CHANNELS = 256
 _TIMESTEP_MAX_PERIOD = 10_000.0
-
-MAX_SHORT_ROWS = 16_384
-"""Rows up to which a step counts as short, for CUDA graphs by default. At 2,048 rows (1024x1024,
-two branches) a step takes 30 ms with graphs and 52 without; at 37,440 (480p x 189) 1.1 s."""
 
 MAX_MLP_ROWS = 49_152
 """Rows that go through an MLP at once. Both branches of 720p x 189 frames are 88,320: two parts
@@ -428,6 +424,16 @@ class Cosmos3VFMTransformer(nn.Module):
         """Device of the weights."""
         return self.vae2llm.weight.device
 
+    @property
+    def graphs(self) -> LayerGraphs:
+        """The CUDA graphs of the generation layers, as far as they have been captured."""
+        return self._graphs
+
+    def captures(self, rows: int) -> bool:
+        """Whether a step of so many media tokens, of all branches, is a CUDA graph on CUDA."""
+        any_length = self.gen_layers[0].attention.backend.reads_lengths_on_device
+        return wants_graph(self.model_config.cuda_graph.enable, any_length, rows)
+
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -637,11 +643,7 @@ class Cosmos3VFMTransformer(nn.Module):
 
     def _captures(self, hidden: torch.Tensor) -> bool:
         """Whether a step of these media tokens [B, N, H] goes through a CUDA graph."""
-        wanted = self.model_config.cuda_graph.enable
-        if wanted is None:
-            short = hidden.shape[0] * hidden.shape[1] <= MAX_SHORT_ROWS
-            wanted = short and self.gen_layers[0].attention.backend.reads_lengths_on_device
-        return wanted and hidden.is_cuda
+        return hidden.is_cuda and self.captures(hidden.shape[0] * hidden.shape[1])
 
     def _run_layers(
         self,

@@ -8,6 +8,7 @@ import torch
 
 from tensorrt_llm._torch.visual_gen.models.cosmos3.denoising import check_latents
 from tensorrt_llm._torch.visual_gen.models.cosmos3.loop_inputs import lay_out
+from tensorrt_llm._torch.visual_gen.models.cosmos3.memory_estimate import release_graphs
 from tensorrt_llm.logger import logger
 from tensorrt_llm.visual_gen.params import VisualGenParams
 
@@ -35,6 +36,7 @@ def warm_shape(
         params.extra_params = {"enable_audio": pipeline.sound is not None}
     request = pipeline.prepare_request("A warm-up run.", params)
     values, transformer = request.values, pipeline.transformer
+    release_graphs(request, pipeline.components)
     guided = [True, False] if values.is_guided else [False]
     inputs = lay_out(pipeline.components, request, torch.full((len(guided),), 500.0), guided)
     start = pipeline.start(inputs, values.seed)

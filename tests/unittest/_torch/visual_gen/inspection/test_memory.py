@@ -13,9 +13,11 @@ from tensorrt_llm._torch.modules import quant_group
 from tensorrt_llm._torch.modules.linear import Linear, W8A16FP8LinearMethod
 from tensorrt_llm._torch.visual_gen.attention_backend import KeyLengths
 from tensorrt_llm._torch.visual_gen.config import DiffusionModelConfig
+from tensorrt_llm._torch.visual_gen.config_fields import AttentionConfig, CudaGraphConfig
 from tensorrt_llm._torch.visual_gen.inspection.memory import (
     WeightSizes,
     decode_bytes,
+    graph_bytes,
     layer_bytes,
     request_need,
     text_cache_bytes,
@@ -151,7 +153,7 @@ def test_the_text_cache_is_every_layers_keys_and_values_of_every_branch():
 def request(**changes):
     """The fields of a resolved request that memory depends on: 720p video, guided."""
     values = {"height": 720, "width": 1280, "num_frames": 189, "max_sequence_length": 4096}
-    values |= {"is_guided": True} | changes
+    values |= {"is_guided": True, "guidance_interval": None} | changes
     shape = ((values["num_frames"] - 1) // 4 + 1, values["height"] // 16, values["width"] // 16)
     kind = dataclasses.make_dataclass("Request", [*values, "latent_shape"], frozen=True)
     return kind(**values, latent_shape=shape)
@@ -167,6 +169,59 @@ def test_the_larger_phase_counts_and_one_branch_needs_less_than_two():
     assert 1.2 < two.denoising / one.denoising < 2
     image = request_need(config, sizes, request(num_frames=1, height=1024, width=1024))
     assert image.total < two.total
+
+
+IMAGE = {"num_frames": 1, "height": 1024, "width": 1024}
+INTERVAL = IMAGE | {"guidance_interval": (400.0, 1000.0)}
+
+
+def graphs_of(enable, backend, changes, recipe=STEP_POLICY):
+    config = model_config({}, FP8 if recipe else QuantConfig(), recipe)
+    config.attention = AttentionConfig(backend=backend)
+    config.cuda_graph = CudaGraphConfig(enable=enable)
+    return graph_bytes(config, Cosmos3Architecture(), request(**changes))
+
+
+@pytest.mark.parametrize(
+    "enable, backend, changes, captured",
+    [
+        (None, "FA3", IMAGE, True),
+        (None, "FA3_FP8", IMAGE, True),
+        (None, "VANILLA", IMAGE, False),
+        (None, "FA3", {}, False),
+        (True, "VANILLA", {}, True),
+        (False, "FA3", IMAGE, False),
+    ],
+)
+def test_graphs_count_where_a_step_is_captured(enable, backend, changes, captured):
+    assert (graphs_of(enable, backend, changes) > 0) == captured
+
+
+def test_graphs_keep_inputs_for_each_shape_and_one_pool_for_the_largest():
+    arch, config = Cosmos3Architecture(), model_config({}, FP8, STEP_POLICY)
+    tokens = 1024
+    text = 2 * 36 * 4096 * 8 * 128 * 2
+    inputs = tokens * (4096 + 2 * 128) * 2 + text + 4
+    step = layer_bytes(config, arch, 2, tokens) - 2 * tokens * 2 * 128 * 2
+    output = tokens * 4096 * 2
+    found = graphs_of(None, "FA3", IMAGE)
+    assert found == 2 * inputs + 1.5 * step + 2 * output
+    # The steps without guidance have a shape of their own, in both modes.
+    assert graphs_of(None, "FA3", INTERVAL) == found + inputs + 2 * output
+    one = graphs_of(None, "FA3", IMAGE, recipe=None)
+    step = layer_bytes(model_config({}, QuantConfig()), arch, 2, tokens) - 2 * tokens * 2 * 128 * 2
+    assert one == 2 * inputs + 1.5 * step
+    assert graphs_of(True, "FA3", IMAGE | {"is_guided": False}, None) < one
+
+
+def test_graphs_come_on_top_of_either_phase():
+    sizes, needs = WeightSizes(0, 0, 0, 256), []
+    for enable in (False, True):
+        config = model_config({}, FP8)
+        config.cuda_graph = CudaGraphConfig(enable=enable)
+        needs.append(request_need(config, sizes, request()))
+    assert needs[0].graphs == 0 < needs[1].graphs
+    assert needs[1].total == needs[0].total + needs[1].graphs
 
 
 def test_the_most_frames_that_fit_are_the_last_that_do():

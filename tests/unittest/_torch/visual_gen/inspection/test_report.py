@@ -15,6 +15,7 @@ from tensorrt_llm._torch.visual_gen.inspection.render import render_text
 from tensorrt_llm._torch.visual_gen.inspection.report import inspect_checkpoint
 from tensorrt_llm._torch.visual_gen.pipeline_loader import PipelineLoader
 from tensorrt_llm.visual_gen import VisualGenArgs, VisualGenParams
+from tensorrt_llm.visual_gen.args import CudaGraphConfig
 from tests.support.header_checkpoints import EQUAL, NANO, SUPER, write_header_checkpoint
 
 pytestmark = pytest.mark.cosmos3
@@ -278,6 +279,20 @@ def test_a_request_is_set_against_the_device(tiny_fp8_checkpoint, monkeypatch):
         assert memory["largest_num_frames_that_fits"] == (189 if fits else 185)
         told = "fits: GPU has" if fits else "185 frames of this size would"
         assert told in render_text(report)
+
+
+@pytest.mark.parametrize("enable", [None, True])
+def test_cuda_graphs_are_named_where_they_apply(tiny_fp8_checkpoint, monkeypatch, enable):
+    config = CudaGraphConfig(enable=enable)
+    monkeypatch.setattr(
+        report_module,
+        "VisualGenArgs",
+        lambda **given: VisualGenArgs(**given, cuda_graph_config=config),
+    )
+    report = inspect(tiny_fp8_checkpoint)
+    graphs = report.to_json()["memory"]["bytes"]["graphs"]
+    assert (graphs > 0) == bool(enable)
+    assert ("\n  CUDA graphs " in render_text(report)) == bool(enable)
 
 
 def test_nan_codes_found_while_measuring_are_a_refusal(checkpoint):

@@ -2,6 +2,7 @@
 """The logic around CUDA graphs: keys, inputs, bounds, failures. A capture is played on the CPU."""
 
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -216,6 +217,29 @@ def test_clearing_drops_graphs_and_inputs(graphs):
     graphs.clear()
     assert len(graphs) == 0 and not graphs._inputs
     torch.testing.assert_close(graphs("w8a8", *inputs()), Layers()(*inputs()))
+
+
+def test_the_inputs_of_a_shape_take_the_bytes_that_the_formula_says(graphs):
+    arch = SimpleNamespace(head_dim=2, num_hidden_layers=2, num_key_value_heads=1)
+    expected = 0
+    for branches, tokens in ((2, 6), (1, 6), (2, 9)):
+        given = inputs(branches=branches, tokens=tokens)
+        graphs("w8a8", *given)
+        graphs("w8a16", *given)
+        shape = graphs.shape_key(tuple(given[0].shape), given[3].lengths.host)
+        expected += shape.input_bytes(arch, torch.float32)
+        assert graphs.input_bytes == expected
+    assert len(graphs.shapes) == 3
+
+
+def test_dropping_graphs_gives_their_pool_back_to_the_device(graphs, monkeypatch):
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(graphs)))
+    graphs.clear()
+    assert emptied == []
+    graphs("w8a8", *inputs())
+    graphs.clear()
+    assert emptied == [0] and graphs.input_bytes == 0
 
 
 def test_a_capture_says_what_it_captures(graphs, monkeypatch):

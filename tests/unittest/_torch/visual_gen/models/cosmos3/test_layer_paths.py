@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tensorrt_llm._torch.modules.linear import Linear
 from tensorrt_llm._torch.visual_gen.attention_backend import VanillaAttention
 from tensorrt_llm._torch.visual_gen.config_fields import CudaGraphConfig
-from tensorrt_llm._torch.visual_gen.models.cosmos3 import transformer_cosmos3
+from tensorrt_llm._torch.visual_gen.models.cosmos3 import layer_graphs, transformer_cosmos3
 from tensorrt_llm._torch.visual_gen.models.cosmos3.layer_graphs import Captured, LayerGraphs
 from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import (
     Cosmos3VFMTransformer,
@@ -194,7 +194,7 @@ def use_graphs(transformer) -> LayerGraphs:
     "enable, rows, any_length, captures",
     [
         (None, 2, True, True),
-        (None, transformer_cosmos3.MAX_SHORT_ROWS // 2 + 1, True, False),
+        (None, layer_graphs.MAX_SHORT_ROWS // 2 + 1, True, False),
         (None, 2, False, False),
         (True, 2, False, True),
         (True, 100_000, True, True),
