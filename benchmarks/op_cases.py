@@ -276,7 +276,7 @@ def qkv_variants(family: Family, case: Case = CASE) -> list[Variant]:
             )
 
         name = f"q, k, v scales of {rows} rows"
-        variants.append(Variant(name, join, nbytes(*partials), (), None, shape, **launch))
+        variants.append(Variant(name, join, nbytes(*partials[:3]), (), None, shape, **launch))
     for num_warps in WARPS:
 
         def quantise(num_warps=num_warps):

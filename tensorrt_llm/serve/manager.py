@@ -226,6 +226,8 @@ class JobManager:
         if phase == "postprocessing":
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(job.released.wait(), _RELEASE_SECONDS)
+            # What the worker left may still be in the queue to be removed.
+            await self._clean(job)
 
     def fail(self, job: LiveJob, failure: Failure) -> None:
         """Let a job fail, unless it has ended or its files are finished."""

@@ -141,6 +141,11 @@ class _GenerationRequest(BaseModel):
 class ImageGenerationRequest(_GenerationRequest):
     """Body of ``POST /v1/images/generations``."""
 
+    def origins(self) -> dict[str, str]:
+        """As of any request; the frames are one by the route, which only output_type denies."""
+        told = {"num_frames": "extra_params.output_type"}
+        return super().origins() | (told if "output_type" in (self.extra_params or {}) else {})
+
     response_format: Literal["url", "b64_json"] = Field(
         "url", description="A URL to download from, or the picture itself in base64."
     )

@@ -165,14 +165,15 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
 # ---- qkv_norm_rope_e4m3 ----
 
 
-def statistics_block(batch: int, rows: int) -> int:
-    """Rows of ``batch`` branches of ``rows`` each that one program of the statistics reads.
+def statistics_block(batch: int, media_rows: int) -> int:
+    """Rows that one program of the statistics reads, for ``batch`` branches of ``media_rows``.
 
     Few enough that a picture fills the GPU, many enough that a video leaves few partials to join.
-    A function of the sizes alone, not of the GPU, since the order of the sums follows from it.
+    The order of the sums follows from it, so it is a function of these sizes alone: neither of the
+    GPU, nor of the text's padding, which a captured graph has more of.
     """
     fewest, most = _STATISTICS_ROWS
-    return min(most, max(fewest, batch * rows // _STATISTICS_PROGRAMS))
+    return min(most, max(fewest, batch * media_rows // _STATISTICS_PROGRAMS))
 
 
 def _qkv_norm_rope_e4m3_cpu(*args):
@@ -210,7 +211,7 @@ def _qkv_norm_rope_e4m3_cuda(*args):
     k_mean = torch.empty_like(v_mean)
     kernels, scale_kernels, _ = _kernels()
     with device_guard(inputs.q):
-        block = statistics_block(inputs.batch, inputs.media_rows + inputs.text_rows)
+        block = statistics_block(inputs.batch, inputs.media_rows)
         partials = scale_kernels.launch_qkv_statistics(inputs, block=block, **_STATISTICS_LAUNCH)
         means = (k_mean, v_mean)
         scale_kernels.launch_qkv_descales(inputs, partials, *means, *descales, **_DESCALES_LAUNCH)

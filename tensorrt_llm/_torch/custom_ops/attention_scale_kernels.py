@@ -102,65 +102,67 @@ def _statistics_kernel(
         store_heads(q_to, _row_amax(q_amax), q_heads, Q_HEADS, Q_TILE)
     else:
         run = program - media_programs
-        heads = tl.arange(0, KV_TILE)[:, None]
-        lanes, whole = tl.arange(0, HALF)[None, :], tl.arange(0, D)[None, :]
-        v_tile = heads * D + whole
-        v_sum = tl.zeros([KV_TILE, D], tl.float32)
-        v_min = tl.full([KV_TILE, D], float("inf"), tl.float32)
-        v_max = tl.full([KV_TILE, D], float("-inf"), tl.float32)
-        sum_first = tl.zeros([KV_TILE, HALF], tl.float32)
-        sum_second = tl.zeros([KV_TILE, HALF], tl.float32)
-        min_first = tl.full([KV_TILE, HALF], float("inf"), tl.float32)
-        min_second = tl.full([KV_TILE, HALF], float("inf"), tl.float32)
-        max_first = tl.full([KV_TILE, HALF], float("-inf"), tl.float32)
-        max_second = tl.full([KV_TILE, HALF], float("-inf"), tl.float32)
-        if run < media_programs:
-            start = run * block
-            for index in tl.range(0, tl.minimum(block, media_rows - start), loop_unroll_factor=2):
-                row = (start + index).to(tl.int64)
-                table = (branch * media_rows + row) * D
-                k_from = k_ptr + branch * k_batch + row * k_row
-                first, second = load_halves(k_from, KV_HEADS, KV_TILE, HALF)
-                v_from = v_ptr + branch * v_batch + row * v_row + v_tile
-                value = load_heads(v_from, heads, KV_HEADS, KV_TILE)
-                first, second = normed_rotated(
-                    first,
-                    second,
-                    k_weight_ptr,
-                    cos_ptr + table,
-                    sin_ptr + table,
-                    eps,
-                    KV_TILE,
-                    HALF,
-                )
-                sum_first, min_first, max_first = _seen(sum_first, min_first, max_first, first)
-                sum_second, min_second, max_second = _seen(
-                    sum_second, min_second, max_second, second
-                )
-                v_sum, v_min, v_max = _seen(v_sum, v_min, v_max, value)
-        else:
-            start = (run - media_programs) * block
-            for index in tl.range(0, tl.minimum(block, length - start), loop_unroll_factor=2):
-                text_from = (branch * text_rows + (start + index).to(tl.int64)) * (KV_HEADS * D)
-                first, second = load_halves(text_k_ptr + text_from, KV_HEADS, KV_TILE, HALF)
-                value = load_heads(text_v_ptr + text_from + v_tile, heads, KV_HEADS, KV_TILE)
-                sum_first, min_first, max_first = _seen(sum_first, min_first, max_first, first)
-                sum_second, min_second, max_second = _seen(
-                    sum_second, min_second, max_second, second
-                )
-                v_sum, v_min, v_max = _seen(v_sum, v_min, v_max, value)
-        to = (branch * programs + run) * (KV_HEADS * 3 * D) + heads * (3 * D)
-        v_to = v_range_ptr + to + whole
-        store_heads(v_to, v_sum, heads, KV_HEADS, KV_TILE)
-        store_heads(v_to + D, v_min, heads, KV_HEADS, KV_TILE)
-        store_heads(v_to + 2 * D, v_max, heads, KV_HEADS, KV_TILE)
-        k_to = k_range_ptr + to + lanes
-        store_heads(k_to, sum_first, heads, KV_HEADS, KV_TILE)
-        store_heads(k_to + HALF, sum_second, heads, KV_HEADS, KV_TILE)
-        store_heads(k_to + D, min_first, heads, KV_HEADS, KV_TILE)
-        store_heads(k_to + D + HALF, min_second, heads, KV_HEADS, KV_TILE)
-        store_heads(k_to + 2 * D, max_first, heads, KV_HEADS, KV_TILE)
-        store_heads(k_to + 2 * D + HALF, max_second, heads, KV_HEADS, KV_TILE)
+        is_media = run < media_programs
+        start = tl.where(is_media, run, run - media_programs) * block
+        rows = tl.where(is_media, media_rows, length)
+        if start < rows:  # else a run behind the text, of which the join reads nothing
+            heads = tl.arange(0, KV_TILE)[:, None]
+            lanes, whole = tl.arange(0, HALF)[None, :], tl.arange(0, D)[None, :]
+            v_tile = heads * D + whole
+            v_sum = tl.zeros([KV_TILE, D], tl.float32)
+            v_min = tl.full([KV_TILE, D], float("inf"), tl.float32)
+            v_max = tl.full([KV_TILE, D], float("-inf"), tl.float32)
+            sum_first = tl.zeros([KV_TILE, HALF], tl.float32)
+            sum_second = tl.zeros([KV_TILE, HALF], tl.float32)
+            min_first = tl.full([KV_TILE, HALF], float("inf"), tl.float32)
+            min_second = tl.full([KV_TILE, HALF], float("inf"), tl.float32)
+            max_first = tl.full([KV_TILE, HALF], float("-inf"), tl.float32)
+            max_second = tl.full([KV_TILE, HALF], float("-inf"), tl.float32)
+            if is_media:
+                for index in tl.range(0, tl.minimum(block, rows - start), loop_unroll_factor=2):
+                    row = (start + index).to(tl.int64)
+                    table = (branch * media_rows + row) * D
+                    k_from = k_ptr + branch * k_batch + row * k_row
+                    first, second = load_halves(k_from, KV_HEADS, KV_TILE, HALF)
+                    v_from = v_ptr + branch * v_batch + row * v_row + v_tile
+                    value = load_heads(v_from, heads, KV_HEADS, KV_TILE)
+                    first, second = normed_rotated(
+                        first,
+                        second,
+                        k_weight_ptr,
+                        cos_ptr + table,
+                        sin_ptr + table,
+                        eps,
+                        KV_TILE,
+                        HALF,
+                    )
+                    sum_first, min_first, max_first = _seen(sum_first, min_first, max_first, first)
+                    sum_second, min_second, max_second = _seen(
+                        sum_second, min_second, max_second, second
+                    )
+                    v_sum, v_min, v_max = _seen(v_sum, v_min, v_max, value)
+            else:
+                for index in tl.range(0, tl.minimum(block, rows - start), loop_unroll_factor=2):
+                    text_from = (branch * text_rows + (start + index).to(tl.int64)) * (KV_HEADS * D)
+                    first, second = load_halves(text_k_ptr + text_from, KV_HEADS, KV_TILE, HALF)
+                    value = load_heads(text_v_ptr + text_from + v_tile, heads, KV_HEADS, KV_TILE)
+                    sum_first, min_first, max_first = _seen(sum_first, min_first, max_first, first)
+                    sum_second, min_second, max_second = _seen(
+                        sum_second, min_second, max_second, second
+                    )
+                    v_sum, v_min, v_max = _seen(v_sum, v_min, v_max, value)
+            to = (branch * programs + run) * (KV_HEADS * 3 * D) + heads * (3 * D)
+            v_to = v_range_ptr + to + whole
+            store_heads(v_to, v_sum, heads, KV_HEADS, KV_TILE)
+            store_heads(v_to + D, v_min, heads, KV_HEADS, KV_TILE)
+            store_heads(v_to + 2 * D, v_max, heads, KV_HEADS, KV_TILE)
+            k_to = k_range_ptr + to + lanes
+            store_heads(k_to, sum_first, heads, KV_HEADS, KV_TILE)
+            store_heads(k_to + HALF, sum_second, heads, KV_HEADS, KV_TILE)
+            store_heads(k_to + D, min_first, heads, KV_HEADS, KV_TILE)
+            store_heads(k_to + D + HALF, min_second, heads, KV_HEADS, KV_TILE)
+            store_heads(k_to + 2 * D, max_first, heads, KV_HEADS, KV_TILE)
+            store_heads(k_to + 2 * D + HALF, max_second, heads, KV_HEADS, KV_TILE)
 
 
 @triton.jit
@@ -194,7 +196,7 @@ def _joined_range(range_ptr, first, stride, programs, rows, D: tl.constexpr, BLO
     return mean, _descale(_grown(tl.abs(high - mean), mean - low))
 
 
-@triton.jit(do_not_specialize=[*RUNTIME, "media_programs"])
+@triton.jit(do_not_specialize=[*RUNTIME, "media_programs", "block"])
 def _join_kernel(
     q_amax_ptr,
     k_range_ptr,
@@ -209,6 +211,7 @@ def _join_kernel(
     text_rows,
     media_programs,
     programs,
+    block,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_TILE: tl.constexpr,
@@ -236,31 +239,36 @@ def _join_kernel(
     else:
         length = tl.minimum(tl.maximum(tl.load(lengths_ptr + branch).to(tl.int32), 0), text_rows)
         rows = media_rows + length
+        # A graph has many runs of padding: with them its join would read twice as much.
+        written = media_programs + (length + block - 1) // block
         first = (branch * programs * KV_HEADS + head) * (3 * D)
         stride = KV_HEADS * 3 * D
         lanes = tl.arange(0, D)[None, :]
         if kind == 1:
-            mean, scale = _joined_range(k_range_ptr, first, stride, programs, rows, D, BLOCK)
+            mean, scale = _joined_range(k_range_ptr, first, stride, written, rows, D, BLOCK)
             tl.store(k_mean_ptr + to * D + lanes, mean)
             tl.store(k_scale_ptr + to, scale)
         else:
-            mean, scale = _joined_range(v_range_ptr, first, stride, programs, rows, D, BLOCK)
+            mean, scale = _joined_range(v_range_ptr, first, stride, written, rows, D, BLOCK)
             tl.store(v_mean_ptr + to * D + lanes, mean)
             tl.store(v_scale_ptr + to, scale)
 
 
 class Partials(NamedTuple):
-    """What the programs of the first pass leave, FP32.
+    """What the programs of the first pass leave of each run of ``block`` rows.
 
     Attributes:
-        q_amax: [B, media runs, Hq], the largest magnitude of q.
-        k_range: [B, media runs + text runs, Hk, 3, D], sum, minimum and maximum of k.
+        q_amax: FP32 [B, media runs, Hq], the largest magnitude of q.
+        k_range: FP32 [B, media runs + text runs, Hk, 3, D], sum, minimum and maximum of k. Runs
+            behind a branch's text are not written.
         v_range: Like k_range, of v.
+        block: Rows of a run.
     """
 
     q_amax: torch.Tensor
     k_range: torch.Tensor
     v_range: torch.Tensor
+    block: int
 
 
 def launch_qkv_statistics(inputs: QkvInputs, *, block: int, num_warps: int) -> Partials:
@@ -273,11 +281,12 @@ def launch_qkv_statistics(inputs: QkvInputs, *, block: int, num_warps: int) -> P
         *(
             inputs.q.new_empty((inputs.batch, *shape), dtype=torch.float32)
             for shape in ((media_programs, inputs.query_heads), ranges, ranges)
-        )
+        ),
+        block,
     )
     _statistics_kernel[(inputs.batch * (media_programs + programs),)](
         *tensors,
-        *partials,
+        *partials[:3],
         *numbers,
         media_programs,
         programs,
@@ -308,7 +317,7 @@ def launch_qkv_descales(
     """
     group = inputs.query_heads // inputs.kv_heads
     _join_kernel[(inputs.batch * inputs.kv_heads, 3)](
-        *partials,
+        *partials[:3],
         inputs.text_lengths,
         k_mean,
         v_mean,
@@ -319,6 +328,7 @@ def launch_qkv_descales(
         inputs.text_rows,
         partials.q_amax.shape[1],
         partials.k_range.shape[1],
+        partials.block,
         KV_HEADS=inputs.kv_heads,
         GROUP=group,
         GROUP_TILE=triton.next_power_of_2(group),

@@ -54,8 +54,7 @@ def test_a_video_that_can_not_be_made_names_the_field_sent(server, fields, param
         ({"size": "100x128"}, "size"),
         ({"width": 100, "height": 128}, "width"),
         ({"max_sequence_length": 10**6}, "max_sequence_length"),
-        # The number of frames is the route's, not the client's.
-        ({"extra_params": {"output_type": "video"}}, None),
+        ({"extra_params": {"output_type": "video"}}, "extra_params.output_type"),
     ],
     ids=str,
 )

@@ -161,6 +161,21 @@ def test_deleting_a_job_whose_encoder_does_not_listen_leaves_no_file_either(serv
     server.wait(server.create(), status="completed")
 
 
+def test_a_deleted_job_has_no_file_left_even_where_removing_takes_its_time(server, monkeypatch):
+    folder = server.manager.folder
+    remove = folder.remove_partial
+
+    def slowly(id):
+        time.sleep(0.3)
+        remove(id)
+
+    monkeypatch.setattr(folder, "remove_partial", slowly)
+    id = server.create({"deaf": 0.3})
+    server.wait(id, stage="postprocessing")
+    assert server.http.delete(f"/v1/videos/{id}").status_code == 200
+    assert not [name for name in server.files() if id in name]
+
+
 def test_the_content_of_a_job_that_is_not_complete_is_an_error_that_says_so(server):
     id = server.create({"generate": 0.3})
     early = server.http.get(f"/v1/videos/{id}/content")

@@ -7,8 +7,10 @@ interpreter rounds BF16 and FP8 wrongly.
 """
 
 import sys
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from triton_interpreter_cases import check_guard, guarded
 
 from tensorrt_llm._torch.custom_ops import (
@@ -73,6 +75,34 @@ def norm_cases(generator):
         yield case
 
 
+NEW_EMPTY = torch.Tensor.new_empty
+
+
+def poisoned(self, *size, **kwargs):
+    made = NEW_EMPTY(self, *size, **kwargs)
+    return made.fill_(float("nan")) if made.is_floating_point() else made
+
+
+def scales_of(inputs, block):
+    """Means and descales, and the buffers they lie in; partials that are not written are NaN."""
+    with mock.patch.object(torch.Tensor, "new_empty", poisoned):
+        partials = attention_scale_kernels.launch_qkv_statistics(inputs, block=block, num_warps=4)
+    per_head = (inputs.batch, inputs.kv_heads)
+    means = (*per_head, inputs.head_dim)
+    buffers, scales = outputs([means, means, per_head, per_head, per_head], FP32)
+    attention_scale_kernels.launch_qkv_descales(inputs, partials, *scales, block=2, num_warps=4)
+    return buffers, scales
+
+
+def with_padding(inputs, rows):
+    """The same text with more rows behind it, as a captured graph has them."""
+    padding = (0, 0, 0, 0, 0, rows)
+    text = (F.pad(x, padding, value=float("nan")) for x in (inputs.text_k, inputs.text_v))
+    text_k, text_v = text
+    lengths = inputs.text_lengths.clamp(0, inputs.text_rows)
+    return inputs._replace(text_k=text_k, text_v=text_v, text_lengths=lengths)
+
+
 def attention_cases():
     for heads, rows, lengths, dtype, views, block in ATTENTION:
         query_heads, kv_heads, head_dim = heads
@@ -85,18 +115,17 @@ def attention_cases():
         keys = (batch, text + media, kv_heads, head_dim)
         buffers, found = outputs([queries, keys, keys], dtype)
         attention_kernels.launch_qk_norm_rope(inputs, *found, num_warps=4)
-        partials = attention_scale_kernels.launch_qkv_statistics(inputs, block=block, num_warps=4)
-        per_head, means = (batch, kv_heads), (batch, kv_heads, head_dim)
-        more, scales = outputs([means, means, per_head, per_head, per_head], FP32)
-        attention_scale_kernels.launch_qkv_descales(inputs, partials, *scales, block=2, num_warps=4)
+        more, scales = scales_of(inputs, block)
+        padded_more, padded = scales_of(with_padding(inputs, 3 * block + 1), block)
         last, codes = outputs([queries, keys, keys], FP32)
         attention_kernels.launch_qkv_quantize(inputs, *codes, *scales, num_warps=4)
-        for buffer in (*buffers, *more, *last):
+        for buffer in (*buffers, *more, *padded_more, *last):
             check_guard(buffer, (heads, rows, lengths))
         yield {
             "inputs": tuple(inputs),
             "found": [x.clone() for x in found],
             "scales": [x.clone() for x in scales],
+            "scales_with_padding": [x.clone() for x in padded],
             "codes": [x.clone() for x in codes],
         }
 

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops around attention on the CPU: the unfused steps' bits, the FP8 form, the contract."""
 
+import contextlib
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-import tensorrt_llm._torch.custom_ops  # noqa: F401
+from tensorrt_llm._torch.custom_ops import attention_ops
 from tensorrt_llm._torch.custom_ops.attention_arguments import check_cuda_head_dim
 from tensorrt_llm._torch.custom_ops.attention_ops import statistics_block
+from tensorrt_llm._torch.custom_ops.registration import device_guard
 from tests.support.fp8_modules import assert_bit_equal, bits, quantize, relative_error
 from tests.support.qkv_inputs import centred, qkv_inputs, unfused, valid_rows
 
@@ -27,13 +31,36 @@ def normal(*shape, dtype=BF16, seed=9):
 
 
 def test_short_sequences_have_programs_of_few_rows_and_no_length_leaves_too_many():
-    image, video = (statistics_block(2, tokens + 1600) for tokens in (1024, 44_160))
-    assert (image, video) == (12, 64)
+    sizes = ((2, 1024), (1, 8192), (2, 8192), (2, 44_160))
+    assert [statistics_block(*size) for size in sizes] == [12, 16, 32, 64]
     for rows in range(1, 100_000, 997):
         block = statistics_block(1, rows)
         assert 12 <= block <= 64
         # Enough for 132 SMs as soon as there are rows for them.
         assert rows / block > 132 or rows < 132 * 64
+
+
+def test_the_rows_of_a_program_do_not_follow_from_the_padding_of_the_text(monkeypatch):
+    kernels = mock.Mock()
+    monkeypatch.setattr(attention_ops, "_kernels", lambda: (kernels,) * 3)
+    monkeypatch.setattr(attention_ops, "device_guard", lambda _: contextlib.nullcontext())
+    for text_rows in (6, 40_000):
+        inputs = qkv_inputs((8, 2, 16), (3, 10, text_rows), LENGTHS)
+        attention_ops._qkv_norm_rope_e4m3_cuda(*inputs)
+    few, many = (call.kwargs for call in kernels.launch_qkv_statistics.call_args_list)
+    assert few == many and few["block"] == statistics_block(3, 10)
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["current device", "another device"])
+def test_a_launch_switches_the_device_where_another_is_current(monkeypatch, here):
+    switched = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(
+        torch.cuda, "device", lambda device: contextlib.nullcontext(switched.append(device))
+    )
+    tensor = mock.Mock(device="cuda:0", get_device=lambda: int(here))
+    with device_guard(tensor):
+        assert switched == ([] if here else ["cuda:0"])
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["apart", "views"])

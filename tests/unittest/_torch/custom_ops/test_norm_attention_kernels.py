@@ -116,6 +116,12 @@ def test_means_and_descales_are_those_of_the_written_rows(interpreted):
         assert_bit_equal(q_descale, grouped.abs().amax((1, 3, 4)) / 448)
 
 
+def test_padding_of_the_text_changes_no_bit_of_means_and_descales(interpreted):
+    for case in interpreted["attention"]:
+        for found, expected in zip(case["scales_with_padding"], case["scales"], strict=True):
+            assert_bit_equal(found, expected)
+
+
 def test_codes_are_the_written_rows_less_their_means_over_their_descales(interpreted):
     for case in interpreted["attention"]:
         inputs = cut(case)

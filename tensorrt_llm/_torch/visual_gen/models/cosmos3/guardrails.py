@@ -16,6 +16,7 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.resolved_request import Resol
 from tensorrt_llm._utils import describe_error
 from tensorrt_llm.logger import logger
 from tensorrt_llm.visual_gen.output import RequestBlockedError
+from tensorrt_llm.visual_gen.params import ParameterError
 
 GUARDRAILS_OFF = "TRTLLM_DISABLE_COSMOS3_GUARDRAILS"
 _WAYS_OUT = (
@@ -91,15 +92,17 @@ class MissingGuardrails:
         self._found, self._remedy = found, remedy
 
     def refuse(self) -> None:
-        """Raises ValueError with the reason and the ways out."""
-        raise ValueError(
+        """Raises ParameterError with the reason and the ways out."""
+        where = "extra_params.use_guardrails"
+        raise ParameterError(
             describe_error(
                 "The request wants guardrails, which are not loaded",
-                where="extra_params.use_guardrails",
+                where=where,
                 expected="the cosmos_guardrail package and its weights",
                 found=self._found,
                 remedy=self._remedy,
-            )
+            ),
+            [where],
         )
 
     def check_text(self, text: str) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a request can fit the device, told from its sizes before any work.
 
-The estimate is a lower bound, so that a request which would fit is never refused; one that is let
+The estimate is a lower bound, so that a request which would fit is never refused (but for one with
+a guidance interval that none of its steps lies in: it counts as guided); one that is let
 through may still run out of memory. Nano's step at 480x832 and 720x1280 with 189 frames peaks at
 1.2 times its part of it (benchmarks/results/step_nano_h200.json), as does the VAE's decoding.
 
@@ -178,6 +179,8 @@ def idle_capacity(device: torch.device) -> int:
     """Bytes that may be taken on a device which does nothing, beside weights and CUDA graphs."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
+        if not _has_segments():
+            return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         # What the graphs' own pool keeps free, only another capture can take.
         segments = _segments(device, private=False)
         return free + sum(s["total_size"] - s["allocated_size"] for s in segments)
@@ -187,10 +190,11 @@ def idle_capacity(device: torch.device) -> int:
 def request_capacity(components: "Cosmos3Components") -> int:
     """Bytes that a request may take on a device which does nothing, beside the weights.
 
-    With what the CUDA graphs hold: ``release_graphs`` drops them where a request needs it.
+    With what the CUDA graphs hold: ``release_graphs`` drops them where a request needs it. Those of
+    another model in this process count too, though nothing drops them.
     """
     capacity = idle_capacity(components.device) + components.transformer.graphs.input_bytes
-    if components.device.type == "cuda":
+    if components.device.type == "cuda" and _has_segments():
         capacity += sum(s["total_size"] for s in _segments(components.device, private=True))
     return capacity
 
@@ -229,6 +233,11 @@ def check_fits(request: Cosmos3Request, components: "Cosmos3Components", capacit
             remedy=remedy,
         )
     )
+
+
+def _has_segments() -> bool:
+    """Whether torch's allocator tells them; that of the driver (cudaMallocAsync) does not."""
+    return torch.cuda.get_allocator_backend() == "native"
 
 
 def _segments(device: torch.device, private: bool) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from tensorrt_llm._torch.visual_gen.attention_backend import (
     KeyLengths,
     create_attention_backend,
 )
+from tensorrt_llm._torch.visual_gen.attention_backend import fa3 as fa3_backend
 from tensorrt_llm._torch.visual_gen.pipeline_loader import PipelineLoader
 from tensorrt_llm.visual_gen import VisualGenArgs, VisualGenParams
 from tensorrt_llm.visual_gen.output import RequestCancelledError
@@ -188,11 +189,13 @@ def qkv(q_len, lengths, heads, kv_heads, head_dim, seed=0):
 @pytest.mark.parametrize("head_dim", [32, 128])
 @pytest.mark.parametrize("heads, kv_heads", [(4, 2), (32, 8)])
 @pytest.mark.parametrize(
-    "q_len, lengths", [(257, (300, 290)), (64, (65, 128)), (1024, (2624, 1924))]
+    "q_len, lengths",
+    [(257, (300, 290)), (64, (65, 128)), (1024, (2624, 1924)), (2500, (4096, 3100))],
 )
 def test_fa3_agrees_with_pytorch_and_with_itself_over_device_lengths(
-    q_len, lengths, heads, kv_heads, head_dim
+    q_len, lengths, heads, kv_heads, head_dim, monkeypatch
 ):
+    monkeypatch.setattr(fa3_backend, "_ONE_CALL_ROWS", 0)  # branch by branch with host lengths
     q, k, v, device = qkv(q_len, lengths, heads, kv_heads, head_dim)
     on_host, on_device = KeyLengths(device, lengths), KeyLengths(device, None)
     fa3 = create_attention_backend("FA3")
@@ -210,7 +213,8 @@ def test_fa3_agrees_with_pytorch_and_with_itself_over_device_lengths(
 
 
 @needs_fa3
-def test_fp8_attention_stays_near_16_bit_attention():
+def test_fp8_attention_stays_near_16_bit_attention(monkeypatch):
+    monkeypatch.setattr(fa3_backend, "_ONE_CALL_ROWS", 0)  # branch by branch with host lengths
     q, k, v, device = qkv(1024, (2624, 1924), 32, 8, 128)
     lengths = KeyLengths(device, (2624, 1924))
     backend = create_attention_backend("FA3_FP8")

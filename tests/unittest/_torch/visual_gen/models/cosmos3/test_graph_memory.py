@@ -155,6 +155,7 @@ def test_the_capacity_leaves_out_what_only_graphs_can_take(monkeypatch):
     ]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50, 10**6))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
     assert idle_capacity(torch.device("cuda")) == 50 + 600
     assert idle_capacity(torch.device("cuda", 1)) == 50 + 90_000
@@ -162,6 +163,19 @@ def test_the_capacity_leaves_out_what_only_graphs_can_take(monkeypatch):
     parts = components(device="cuda")
     monkeypatch.setattr(LayerGraphs, "input_bytes", 11)
     assert request_capacity(parts) == 50 + 600 + 7000 + 11
+
+
+def test_an_allocator_that_tells_no_segments_gives_what_it_holds_and_does_not_use(monkeypatch):
+    def snapshot():
+        raise RuntimeError("not supported by cudaMallocAsync")
+
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", snapshot)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50, 10**6))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 900)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 300)
+    assert idle_capacity(torch.device("cuda")) == 50 + 600
+    assert request_capacity(components(device="cuda")) == 50 + 600
 
 
 # --- refused, or let through --------------------------------------------------------------------
@@ -214,6 +228,17 @@ def test_graphs_of_other_sizes_are_dropped_for_a_request_that_may_need_their_mem
     need = ample(given, parts, graph_bytes(given, parts))
     for free, dropped in ((need, False), (need - 1, True)):
         held = Held(parts, other)
+        monkeypatch.setattr(memory_estimate, "idle_capacity", lambda device, free=free: free)
+        release_graphs(given, parts)
+        assert (not held.shapes) == dropped
+
+
+def test_a_vae_of_fp32_takes_twice_the_memory_to_decode_at_once(monkeypatch):
+    given, parts = request({"height": 720, "width": 1280, "num_frames": 5}), components()
+    parts.vae.dtype = torch.float32
+    need = 1.5 * (2 * decode_bytes(720, 1280, 5, 256) + graph_bytes(given, parts))
+    for free, dropped in ((need, False), (need - 1, True)):
+        held = Held(parts, request(IMAGE))
         monkeypatch.setattr(memory_estimate, "idle_capacity", lambda device, free=free: free)
         release_graphs(given, parts)
         assert (not held.shapes) == dropped

@@ -12,6 +12,7 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.conditioning import (
 from tensorrt_llm._torch.visual_gen.models.cosmos3.guardrails import MissingGuardrails
 from tensorrt_llm.visual_gen.media_refs import MediaPolicy
 from tensorrt_llm.visual_gen.output import RequestBlockedError
+from tensorrt_llm.visual_gen.params import ParameterError
 from tests.support.fake_pipeline import (
     CHANNELS,
     SOUND_CHANNELS,
@@ -379,6 +380,7 @@ def test_a_request_may_go_without_guardrails_and_needs_them_loaded_otherwise():
     missing = fake_pipeline(
         guardrails=MissingGuardrails("nothing", "install it"), requires_guardrails=True
     )
-    with pytest.raises(ValueError, match="install it"):
+    with pytest.raises(ParameterError, match="install it") as caught:
         missing.prepare_request("A robot", params())
+    assert caught.value.names == ("extra_params.use_guardrails",)
     assert missing.generate(missing.prepare_request("A robot", values)).video is not None
