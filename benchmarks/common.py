@@ -29,7 +29,7 @@ FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16
 PACKAGES = ("triton", "fa3-fwd", "diffusers", "nvidia-modelopt", "transformers", "av")
 # A sample of a short step is the mean of as many steps in a row as fill this time.
 SAMPLE_SECONDS = 0.5
-_MAX_INNER = 50
+_MAX_INNER = 1_000
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,11 @@ def interleave(
     """Sample every run in turns, so that the card's clock and temperature meet them alike.
 
     The runs have to be warm. Untimed rounds come first until the card has been under load for
-    ``settle_s`` seconds: it is limited by power, and slower then than at the start.
+    ``settle_s`` seconds: it is limited by power, and slower then than at the start. A sample of a
+    short pass is preceded by as much of it untimed: the card's clock follows the power of what ran
+    before for some tenths of a second, and each run has the same run before it in every round. An
+    H200 gave 0.80 ms to a layer after one neighbour and 0.85 to its equal after another
+    (benchmarks/results/layer_nano_h200.json, 40 ms a sample).
 
     Returns:
         By name: the samples, seconds of one pass by label; and the card's state during the last
@@ -182,6 +186,8 @@ def interleave(
     for repeat in range(repeats):
         for index in range(len(order)):
             name = order[(index + repeat) % len(order)]
+            if inner[name] > 1:
+                runs[name](Clock(device), inner[name])
             clock = Clock(device)
             runs[name](clock, inner[name])
             if repeat == repeats - 1:
