@@ -56,8 +56,10 @@ class MediaFolder:
         self.media, self.partial = root / "media", root / "partial"
         self.uploads = root / "uploads"
         try:
-            for folder in (self.media, self.partial, self.uploads):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # One by one: what mkdir makes on its way (parents) has the umask's rights.
+            root.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (root, self.media, self.partial, self.uploads):
+                folder.mkdir(mode=0o700, exist_ok=True)
             self._lock = open(root / "lock", "a+b")  # noqa: SIM115 - held until close()
         except OSError as error:
             raise ValueError(

@@ -8,7 +8,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -169,6 +169,11 @@ class JobStore:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    # Prompts stand in it: for its owner alone, also in a folder that others may read. SQLite gives
+    # its log the same rights.
+    path.touch(mode=0o600)
+    with suppress(PermissionError):  # somebody else's, who may have shared it on purpose
+        path.chmod(0o600)
     connection = sqlite3.connect(path, check_same_thread=False, timeout=10)
     connection.execute("PRAGMA journal_mode = WAL")
     # An answer that tells of a job is sent after this much: it survives a loss of power too.

@@ -7,6 +7,7 @@ import pytest
 
 from tensorrt_llm.serve.media_folder import MediaFolder, StorageFullError
 from tensorrt_llm.serve.records import JobRecord, StoredFile
+from tensorrt_llm.serve.store import JobStore
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(92)
 
@@ -102,6 +103,26 @@ def test_what_an_encoder_left_of_a_job_is_removed_and_of_others_not(folder):
         (folder.partial / name).write_bytes(b"half")
     folder.remove_partial("video_a")
     assert [path.name for path in folder.partial.iterdir()] == ["video_b.mp4"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_media_and_prompts_are_for_the_servers_user_alone(tmp_path, there):
+    root = tmp_path / "new" / "media"
+    if there:
+        root.mkdir(parents=True, mode=0o755)
+    umask = os.umask(0o022)
+    try:
+        folder = MediaFolder(root, 1000)
+        store = JobStore(folder.database)
+    finally:
+        os.umask(umask)
+    store.insert(record())
+    modes = {path.name: path.stat().st_mode & 0o777 for path in root.iterdir()}
+    assert {modes[name] for name in ("media", "partial", "uploads")} == {0o700}
+    assert {mode for name, mode in modes.items() if name.startswith("jobs.sqlite3")} == {0o600}
+    assert root.stat().st_mode & 0o777 == (0o755 if there else 0o700)
+    store.close()
+    folder.close()
 
 
 def test_one_server_has_the_folder(folder):

@@ -214,7 +214,9 @@ def check_fits(request: Cosmos3Request, components: "Cosmos3Components", capacit
     if need <= capacity:
         return
     found = f"at least {need / _GIB:.2f} GiB"
-    remedy = "ask for a smaller height and width or fewer frames, or set guidance_scale 1"
+    remedy = "ask for a smaller height and width or fewer frames"
+    if values.is_guided and _decode_bytes_at_least(values, components) <= capacity:
+        remedy += ", or set guidance_scale 1"
     graphs = graph_bytes(request, components)
     if graphs > 0:
         found += f", of which CUDA graphs keep {graphs / _GIB:.2f}"
