@@ -22,7 +22,11 @@ _OF_WORKER = {
 }
 # Exceptions whose names say no more than the status does.
 _PLAIN_TYPES = (
-    *("ValueError", "NotImplementedError", "MemoryError", "ValidationError", "ParameterError"),
+    "ValueError",
+    "NotImplementedError",
+    "MemoryError",
+    "ValidationError",
+    "ParameterError",
 )
 
 
