@@ -224,12 +224,16 @@ def test_a_synchronous_request_gets_the_video_and_leaves_a_job(server):
 
 
 def test_a_synchronous_client_that_leaves_takes_its_job_with_it(server):
-    body = {"prompt": '{"generate": 50.0}', "size": "64x64", "num_frames": 5}
+    # Longer than `until` waits: a job that goes on never completes here.
+    body = {"prompt": '{"generate": 500.0}', "size": "64x64", "num_frames": 5}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/videos/sync", json=body, timeout=0.3)
-    until(lambda: server.manager.running == 0)
-    newest = server.http.get("/v1/videos?limit=1").json()["data"]
-    assert all(job["status"] == "completed" for job in newest)
+        httpx.post(f"{server.url}/v1/videos/sync", json=body, timeout=1.0)
+
+    def nothing_goes_on():
+        newest = server.http.get("/v1/videos?limit=1").json()["data"]
+        return server.manager.running == 0 and all(j["status"] == "completed" for j in newest)
+
+    until(nothing_goes_on)
 
 
 def test_a_job_of_a_waiting_client_can_be_deleted_by_another(server):

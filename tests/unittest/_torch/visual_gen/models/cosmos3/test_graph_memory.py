@@ -196,6 +196,17 @@ def test_a_request_that_fits_without_graphs_alone_is_refused_with_that_remedy():
     assert "enable: false" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("size", "helps"), [(VIDEO, True), (IMAGE | {"num_frames": 29}, False)])
+def test_less_guidance_is_a_remedy_where_decoding_would_fit(size, helps):
+    given, parts = request(size), components(enable=False)
+    decoding = memory_estimate._decode_bytes_at_least(given.values, parts)
+    capacity = decoding if helps else decoding - 1
+    assert eager_bytes(given.values, parts) > capacity
+    with pytest.raises(MemoryError) as caught:
+        check_fits(given, parts, capacity)
+    assert ("guidance_scale 1" in str(caught.value)) == helps
+
+
 class Held:
     """Graphs of these requests, as the device would hold them."""
 
