@@ -161,9 +161,9 @@ def interleave(
     The runs have to be warm. Untimed rounds come first until the card has been under load for
     ``settle_s`` seconds: it is limited by power, and slower then than at the start. A sample of a
     short pass is preceded by as much of it untimed: the card's clock follows the power of what ran
-    before for some tenths of a second, and each run has the same run before it in every round. An
-    H200 gave 0.80 ms to a layer after one neighbour and 0.85 to its equal after another
-    (benchmarks/results/layer_nano_h200.json, 40 ms a sample).
+    before for some tenths of a second, and each run has the same run before it in every round. With
+    samples of 40 ms an H200 gave 0.80 ms to a layer after one neighbour and 0.85 to its equal after
+    another.
 
     Returns:
         By name: the samples, seconds of one pass by label; and the card's state during the last
