@@ -50,11 +50,8 @@ from benchmarks.step_h200 import Models, PlannedCase, variants, what_runs
 from tensorrt_llm._torch.visual_gen.attention_backend import KeyLengths
 from tensorrt_llm._torch.visual_gen.models.cosmos3.branch_cache import TextKeys
 from tensorrt_llm._torch.visual_gen.models.cosmos3.layer_graphs import CudaCapture
-from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import (
-    Cosmos3VFMTransformer,
-    GenerationLayer,
-    ResidualStream,
-)
+from tensorrt_llm._torch.visual_gen.models.cosmos3.towers import GenerationLayer, ResidualStream
+from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import Cosmos3VFMTransformer
 
 COMPARISONS = ("fp8_attention", "topology", "sharing")
 DEFAULT_CASES = {"nano": ("720p", "480p", "image"), "super": ("480p",), "small": ("small",)}

@@ -17,7 +17,7 @@ from benchmarks.common import BF16, FP8, Case, Family
 from tensorrt_llm._torch.modules.linear import Linear
 from tensorrt_llm._torch.visual_gen.config import DiffusionModelConfig
 from tensorrt_llm._torch.visual_gen.config_fields import AttentionConfig, CudaGraphConfig
-from tensorrt_llm._torch.visual_gen.models.cosmos3 import transformer_cosmos3
+from tensorrt_llm._torch.visual_gen.models.cosmos3 import towers
 from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import Cosmos3VFMTransformer
 from tensorrt_llm._torch.visual_gen.pipeline_loader import compile_generation_layers
 from tensorrt_llm.models.modeling_utils import QuantConfig
@@ -111,7 +111,7 @@ def variant_of(
     config = model_config(family, variant.attention, variant.graphs)
     if variant.topology == "fused":
         # The one predicate of the topology; loading goes on as for any static checkpoint.
-        with mock.patch.object(transformer_cosmos3, "uses_static_fp8", lambda _: False):
+        with mock.patch.object(towers, "uses_static_fp8", lambda _: False):
             model = on_parameters_of(base, config)
         if not any("qkv_proj" in name for name, _ in model.named_parameters()):
             raise RuntimeError("uses_static_fp8 no longer decides the topology of the model")

@@ -34,14 +34,14 @@ from tensorrt_llm._torch.visual_gen.config import DiffusionPipelineConfig
 from tensorrt_llm._torch.visual_gen.config_fields import AttentionConfig
 from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
 from tensorrt_llm._torch.visual_gen.models.cosmos3.guardrails import Guardrails, load_guardrails
-from tensorrt_llm._torch.visual_gen.models.cosmos3.precision_probe import probe_precisions
-from tensorrt_llm._torch.visual_gen.models.cosmos3.sampling import Cosmos3SamplingPolicy
-from tensorrt_llm._torch.visual_gen.models.cosmos3.sound import SoundDecoder
-from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import (
-    Cosmos3VFMTransformer,
+from tensorrt_llm._torch.visual_gen.models.cosmos3.precision_policy import (
     refuse_idle_fp8_attention,
     uses_static_fp8,
 )
+from tensorrt_llm._torch.visual_gen.models.cosmos3.precision_probe import probe_precisions
+from tensorrt_llm._torch.visual_gen.models.cosmos3.sampling import Cosmos3SamplingPolicy
+from tensorrt_llm._torch.visual_gen.models.cosmos3.sound import SoundDecoder
+from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import Cosmos3VFMTransformer
 from tensorrt_llm._torch.visual_gen.pipeline_registry import find_pipeline
 from tensorrt_llm._utils import describe_error
 from tensorrt_llm.logger import logger

@@ -24,11 +24,11 @@ from tensorrt_llm._torch.visual_gen.checkpoints.problems import FOREIGN, POLICY,
 from tensorrt_llm._torch.visual_gen.checkpoints.safetensors_folder import SafetensorsFolder
 from tensorrt_llm._torch.visual_gen.checkpoints.tensor_table import TensorTable
 from tensorrt_llm._torch.visual_gen.config import DiffusionModelConfig
-from tensorrt_llm._torch.visual_gen.models.cosmos3.step_precision import static_fp8_linears
-from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import (
+from tensorrt_llm._torch.visual_gen.models.cosmos3.precision_policy import (
     requested_step_policy,
     uses_static_fp8,
 )
+from tensorrt_llm._torch.visual_gen.models.cosmos3.step_precision import static_fp8_linears
 from tensorrt_llm._torch.visual_gen.models.cosmos3.weight_names import (
     is_unused,
     source_prefixes,

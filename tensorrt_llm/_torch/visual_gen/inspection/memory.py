@@ -24,14 +24,13 @@ from tensorrt_llm._torch.visual_gen.attention_backend import create_attention_ba
 from tensorrt_llm._torch.visual_gen.config import DiffusionModelConfig
 from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
 from tensorrt_llm._torch.visual_gen.models.cosmos3.layer_graphs import ShapeKey, wants_graph
-from tensorrt_llm._torch.visual_gen.models.cosmos3.resolved_request import ResolvedRequest
-from tensorrt_llm._torch.visual_gen.models.cosmos3.step_precision import (
-    parse_diffusion_step_policy,
-)
-from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import (
-    MAX_MLP_ROWS,
+from tensorrt_llm._torch.visual_gen.models.cosmos3.patches import token_count
+from tensorrt_llm._torch.visual_gen.models.cosmos3.precision_policy import (
+    requested_step_policy,
     uses_static_fp8,
 )
+from tensorrt_llm._torch.visual_gen.models.cosmos3.resolved_request import ResolvedRequest
+from tensorrt_llm._torch.visual_gen.models.cosmos3.towers import mlp_parts
 from tensorrt_llm._torch.visual_gen.models.cosmos3.vae_decoding import decode_bytes
 
 # FP32 latents alive at once: noise, sample, last sample, two model outputs, the velocities of two
@@ -80,12 +79,14 @@ class WeightSizes:
         transformer: Bytes of the loaded transformer.
         vae: Bytes of the loaded VAE.
         sound_tokenizer: Bytes of the loaded sound tokenizer, 0 without one.
-        decoder_channels: Channels of the decoder's last stage (``decoder_base_dim``).
+        vae_itemsize: Bytes of an element of the VAE and what it computes.
+        decoder_channels: Channels of the decoder's last stage.
     """
 
     transformer: int
     vae: int
     sound_tokenizer: int
+    vae_itemsize: int
     decoder_channels: int
 
 
@@ -103,16 +104,17 @@ def request_need(
         sound_tokenizer=sizes.sound_tokenizer,
         text_cache=text_cache_bytes(config, arch, branches, request.max_sequence_length),
         denoising=activations + latent_bytes(arch, request),
-        decoding=decode_bytes(height, width, frames, sizes.decoder_channels),
+        # The count is of BF16.
+        decoding=decode_bytes(height, width, frames, sizes.decoder_channels)
+        * sizes.vae_itemsize
+        // 2,
         graphs=graph_bytes(config, arch, request),
     )
 
 
 def vision_tokens(arch: Cosmos3Architecture, request: ResolvedRequest) -> int:
-    """Tokens of one branch: latent frames times patches, both sides rounded up."""
-    frames, height, width = request.latent_shape
-    patch = arch.latent_patch_size
-    return frames * -(-height // patch) * -(-width // patch)
+    """Tokens of one branch, without sound."""
+    return token_count(request.latent_shape, arch.latent_patch_size)
 
 
 def layer_bytes(
@@ -136,7 +138,7 @@ def layer_bytes(
         else:
             narrow = 1
     rows = branches * tokens
-    parts = 1 if config.force_dynamic_quantization else max(1, ceil(rows / MAX_MLP_ROWS))
+    parts = mlp_parts(rows, config.force_dynamic_quantization)
     row = e * (hidden + 2 * arch.head_dim) + narrow * hidden
     if parts > 1:
         row += e * hidden
@@ -201,10 +203,9 @@ def device_memory(device: torch.device) -> tuple[str, int, int] | None:
 
 
 def _has_16_bit_steps(config: DiffusionModelConfig) -> bool:
-    """Whether some denoising step may run W8A16: the checkpoint's step policy has a window."""
-    recipe = getattr(config.pretrained_config, "quantization_config", None)
+    """Whether some denoising step may run W8A16: the step policy to follow has a window."""
     try:
-        policy = parse_diffusion_step_policy(recipe)
+        policy = requested_step_policy(config)
     except (TypeError, ValueError):
         return True  # malformed, so the plan refuses it; the larger need is told
     return policy is not None and policy.first_steps + policy.last_steps > 0

@@ -40,6 +40,7 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.checkpoint_traits import Chec
 from tensorrt_llm._torch.visual_gen.models.cosmos3.defaults import resolve_request
 from tensorrt_llm._torch.visual_gen.models.cosmos3.resolved_request import ResolvedRequest
 from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import Cosmos3VFMTransformer
+from tensorrt_llm._torch.visual_gen.models.cosmos3.vae_decoding import decoder_channels
 from tensorrt_llm._torch.visual_gen.pipeline_loader import (
     LoadPlan,
     PipelineLoader,
@@ -257,7 +258,8 @@ def _memory(models: _Models, request: ResolvedRequest, device: torch.device) -> 
         transformer=sum(t.numel() * t.element_size() for t in transformer.state_dict().values()),
         vae=itemsize * elements(vae),
         sound_tokenizer=itemsize * elements(models.sound_tokenizer),
-        decoder_channels=vae.config.decoder_base_dim or vae.config.base_dim,
+        vae_itemsize=itemsize,
+        decoder_channels=decoder_channels(vae.config),
     )
 
     def need(frames: int) -> Need:

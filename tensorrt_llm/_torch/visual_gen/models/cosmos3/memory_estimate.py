@@ -17,13 +17,12 @@ import torch
 
 from tensorrt_llm._torch.visual_gen.models.cosmos3.layer_graphs import ShapeKey
 from tensorrt_llm._torch.visual_gen.models.cosmos3.loop_inputs import Cosmos3Request
+from tensorrt_llm._torch.visual_gen.models.cosmos3.patches import token_count
+from tensorrt_llm._torch.visual_gen.models.cosmos3.precision_policy import requested_step_policy
 from tensorrt_llm._torch.visual_gen.models.cosmos3.resolved_request import ResolvedRequest
 from tensorrt_llm._torch.visual_gen.models.cosmos3.sound import SoundDecoder
 from tensorrt_llm._torch.visual_gen.models.cosmos3.step_precision import step_uses_high_precision
-from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import (
-    MAX_MLP_ROWS,
-    requested_step_policy,
-)
+from tensorrt_llm._torch.visual_gen.models.cosmos3.towers import mlp_parts
 from tensorrt_llm._torch.visual_gen.models.cosmos3.vae_decoding import (
     TILES,
     decode_bytes,
@@ -131,9 +130,7 @@ def _modes(values: ResolvedRequest, components: "Cosmos3Components") -> int:
 def _media_tokens(values: ResolvedRequest, components: "Cosmos3Components") -> int:
     """Tokens of one branch: patches of the latent frames, and the sound's latent frames."""
     arch = components.transformer.arch
-    frames, rows, columns = values.latent_shape
-    patch = arch.latent_patch_size
-    tokens = frames * math.ceil(rows / patch) * math.ceil(columns / patch)
+    tokens = token_count(values.latent_shape, arch.latent_patch_size)
     if values.enable_audio:
         sound = SoundDecoder(components.sound_tokenizer, arch)
         tokens += sound.latent_shape(values)[-1]
@@ -157,7 +154,8 @@ def _denoise_bytes(values: ResolvedRequest, components: "Cosmos3Components") -> 
     arch = components.transformer.arch
     size = components.transformer.dtype.itemsize
     tokens = _branches(values) * _media_tokens(values, components)
-    parts = math.ceil(tokens / MAX_MLP_ROWS)
+    dynamic = components.transformer.model_config.force_dynamic_quantization
+    parts = mlp_parts(tokens, dynamic)
     # Norm and product are FP8 where the linears behind them take FP8: one byte.
     per_token = arch.hidden_size * (size + 1 + (size if parts > 1 else 0))
     return tokens * per_token + tokens // parts * arch.intermediate_size * (2 * size + 1)

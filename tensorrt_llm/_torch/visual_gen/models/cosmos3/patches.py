@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Latents to vision tokens and back. A token is one patch x patch square of one latent frame."""
 
+from math import ceil
+
 import torch
 from torch.nn import functional as F
 
@@ -20,6 +22,12 @@ def patchify(latents: torch.Tensor, patch: int) -> tuple[torch.Tensor, tuple[int
     squares = latents.reshape(batch, channels, frames, rows, patch, columns, patch)
     tokens = squares.permute(0, 2, 3, 5, 4, 6, 1).reshape(batch, frames * rows * columns, -1)
     return tokens, (frames, rows, columns)
+
+
+def token_count(latent_shape: tuple[int, int, int], patch: int) -> int:
+    """Tokens that ``patchify`` makes of a branch's latents (T, H, W)."""
+    frames, height, width = latent_shape
+    return frames * ceil(height / patch) * ceil(width / patch)
 
 
 def unpatchify(

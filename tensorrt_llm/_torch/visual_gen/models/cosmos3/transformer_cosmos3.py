@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Cosmos3 transformer: an understanding tower for text, a generation tower for media.
+"""The Cosmos3 transformer: what stands around its two towers (``towers.py``), and its state.
 
-One layer number stands for a pair of layers. The understanding layer (``language_model.layers.N``)
-is causal over the text alone; the generation layer (``gen_layers.N``) lets every media token attend
-to the text's keys and values of the same layer and to all media tokens. Text never sees media, so
-the understanding tower runs once per prompt branch (``branch_cache.py``) and a denoising step runs
-the generation tower only.
-
-``uses_static_fp8`` decides the topology. Static ModelOpt FP8 keeps q, k, v and gate, up separate,
-each with its own calibrated scale; every other checkpoint fuses what reads one activation.
+The understanding tower reads the text, once per prompt branch (``branch_cache.py``). A denoising
+step embeds the media's latents, runs the generation tower over them, through a CUDA graph where it
+is short (``layer_graphs.py``), and projects back to velocities.
 """
 
 import math
@@ -19,92 +14,43 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tensorrt_llm._torch.modules.embedding import Embedding
-from tensorrt_llm._torch.modules.gated_mlp import GatedMLP
 from tensorrt_llm._torch.modules.rms_norm import RMSNorm
-from tensorrt_llm._torch.visual_gen.attention_backend import E4M3Operands, KeyLengths
+from tensorrt_llm._torch.visual_gen.checkpoints.weight_apply import apply_plan
+from tensorrt_llm._torch.visual_gen.checkpoints.weight_plan import plan_weights
 from tensorrt_llm._torch.visual_gen.config import DiffusionModelConfig
 from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
 from tensorrt_llm._torch.visual_gen.models.cosmos3.branch_cache import BranchCache, TextKeys
+from tensorrt_llm._torch.visual_gen.models.cosmos3.call_checks import check_call
 from tensorrt_llm._torch.visual_gen.models.cosmos3.layer_graphs import LayerGraphs, wants_graph
 from tensorrt_llm._torch.visual_gen.models.cosmos3.patches import patchify, unpatchify
+from tensorrt_llm._torch.visual_gen.models.cosmos3.precision_policy import (
+    follow_step_policy,
+    uses_static_fp8,
+)
 from tensorrt_llm._torch.visual_gen.models.cosmos3.precision_report import (
     attention_precision,
     bound_precision,
     count_fp8_linears,
 )
 from tensorrt_llm._torch.visual_gen.models.cosmos3.rope import (
-    apply_rotary,
     rotary_tables,
     sound_positions,
-    text_positions,
     vision_positions,
 )
-from tensorrt_llm._torch.visual_gen.models.cosmos3.step_precision import (
-    StepPrecisionController,
-    StepPrecisionPolicy,
-    install_step_precision,
-    parse_diffusion_step_policy,
-    uninstall_step_precision,
+from tensorrt_llm._torch.visual_gen.models.cosmos3.step_precision import StepPrecisionController
+from tensorrt_llm._torch.visual_gen.models.cosmos3.towers import (
+    GenerationLayer,
+    ResidualStream,
+    UnderstandingTower,
+    add_norm,
 )
 from tensorrt_llm._torch.visual_gen.models.cosmos3.weight_names import source_prefixes
-from tensorrt_llm._torch.visual_gen.modules.attention import Attention, QKVMode
-from tensorrt_llm._utils import describe_error
-from tensorrt_llm.logger import logger
+
+__all__ = ["Cosmos3VFMTransformer", "TransformerOutput", "uses_static_fp8"]
 
 # Sinusoid of the timestep: 256 channels, cosines first, wavelengths up to 10,000 (cosmos3.md C.5).
 _TIMESTEP_CHANNELS = 256
 _TIMESTEP_MAX_PERIOD = 10_000.0
-
-MAX_MLP_ROWS = 49_152
-"""Rows that go through an MLP at once. Both branches of 720p x 189 frames are 88,320: two parts
-halve the MLP's tensors, 2.5 GiB of Nano, for one copy of its output, 0.3 % of the step."""
-
-
-def uses_static_fp8(model_config: DiffusionModelConfig) -> bool:
-    """Whether the checkpoint's own calibrated FP8 weights and activation scales are served.
-
-    The one predicate behind the split topology, shared activation quantisation and step precision.
-    """
-    return (
-        model_config.quant_config.quant_mode.has_fp8_qdq()
-        and not model_config.dynamic_weight_quant
-        and not model_config.force_dynamic_quantization
-    )
-
-
-def requested_step_policy(model_config: DiffusionModelConfig) -> StepPrecisionPolicy | None:
-    """The step policy to follow: the checkpoint's, unless the caller's recipe replaced its own.
-
-    Raises:
-        TypeError, ValueError: a malformed policy, also where it would be dropped.
-    """
-    policy = parse_diffusion_step_policy(_own_recipe(model_config))
-    return None if getattr(model_config, "quant_config_overridden", False) else policy
-
-
-def _own_recipe(model_config: DiffusionModelConfig) -> object:
-    return getattr(model_config.pretrained_config, "quantization_config", None)
-
-
-def refuse_idle_fp8_attention(transformer: "Cosmos3VFMTransformer") -> None:
-    """Refuse FP8 attention where it would never run: the recipe leaves q, k and v in 16 bit.
-
-    Raises:
-        NotImplementedError: no generation layer's q, k, v are static FP8 beside such a backend.
-    """
-    attentions = [layer.attention for layer in transformer.gen_layers]
-    backend = attentions[0].backend
-    if backend.quantizes and not any(a.may_attend_in_fp8 for a in attentions):
-        raise NotImplementedError(
-            describe_error(
-                "FP8 attention follows FP8 q, k and v, which this checkpoint does not have",
-                where=f"attention_config.backend {backend.name!r}",
-                expected="a recipe that quantises the generation tower's q, k and v",
-                found="one that excludes them",
-                remedy='use the backend "FA3" for this checkpoint',
-            )
-        )
 
 
 @dataclass(frozen=True)
@@ -122,237 +68,6 @@ class TransformerOutput:
     image: torch.Tensor
     audio: torch.Tensor | None = None
     action: torch.Tensor | None = None
-
-
-class _DecoderLayer(nn.Module):
-    """Pre-norm attention and gated MLP. Subclasses name the attention and what it attends to."""
-
-    attention_name: str
-
-    def __init__(
-        self, arch: Cosmos3Architecture, config: DiffusionModelConfig, name: str, qkv_mode: QKVMode
-    ) -> None:
-        super().__init__()
-        static = uses_static_fp8(config)
-        dtype = config.torch_dtype
-        self.input_layernorm = RMSNorm(arch.hidden_size, eps=arch.rms_norm_eps, dtype=dtype)
-        attention = Attention(
-            hidden_size=arch.hidden_size,
-            num_attention_heads=arch.num_attention_heads,
-            num_key_value_heads=arch.num_key_value_heads,
-            head_dim=arch.head_dim,
-            qkv_mode=qkv_mode,
-            eps=arch.rms_norm_eps,
-            bias=arch.attention_bias,
-            config=config,
-            module_name=f"{name}.{self.attention_name}",
-            share_qkv_input_quant=static,
-        )
-        self.add_module(self.attention_name, attention)
-        self.post_attention_layernorm = RMSNorm(
-            arch.hidden_size, eps=arch.rms_norm_eps, dtype=dtype
-        )
-        self.mlp = GatedMLP(
-            hidden_size=arch.hidden_size,
-            intermediate_size=arch.intermediate_size,
-            bias=False,
-            dtype=dtype,
-            config=config,
-            module_name=f"{name}.mlp",
-            split_gate_up=static,
-        )
-
-    @property
-    def attention(self) -> Attention:
-        return getattr(self, self.attention_name)
-
-
-class UnderstandingLayer(_DecoderLayer):
-    """One causal layer over the text of one branch. It runs once a request, so it is plain."""
-
-    attention_name = "self_attn"
-
-    def __init__(self, arch: Cosmos3Architecture, config: DiffusionModelConfig, index: int) -> None:
-        super().__init__(arch, config, f"language_model.layers.{index}", QKVMode.SEPARATE_QKV)
-
-    def forward(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Hidden [1, L, H] to the layer's output and its keys and values [1, L, kv_heads, D]."""
-        attention = self.attention
-        q, k, v = (self._heads(x) for x in attention.get_qkv(self.input_layernorm(hidden)))
-        q = apply_rotary(attention.norm_q(q), cos, sin)
-        k = apply_rotary(attention.norm_k(k), cos, sin)
-        attended = attention.backend.forward(q, k, v, is_causal=True).flatten(2)
-        hidden = hidden + attention.to_out[0](attended)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden)), k, v
-
-    def keys_values(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values alone: all that generation reads of the last layer."""
-        attention = self.attention
-        k, v = (self._heads(x) for x in attention.get_kv(self.input_layernorm(hidden)))
-        return apply_rotary(attention.norm_k(k), cos, sin), v
-
-    def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(-1, (-1, self.attention.head_dim))
-
-
-class ResidualStream:
-    """The media tokens between two layers: [B, N, H] and, not yet added, [B, N, H] or None.
-
-    A layer takes them out, so that nobody keeps the tensors of the layer before alive: 1.4 GiB of
-    720p video.
-    """
-
-    def __init__(self, hidden: torch.Tensor) -> None:
-        self._tensors: tuple[torch.Tensor, torch.Tensor | None] | None = (hidden, None)
-
-    def put(self, hidden: torch.Tensor, delta: torch.Tensor) -> None:
-        """Leave the stream and what the next layer has to add to it."""
-        self._tensors = (hidden, delta)
-
-    def take(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Take out what was left, once."""
-        tensors, self._tensors = self._tensors, None
-        return tensors
-
-
-class GenerationLayer(_DecoderLayer):
-    """One layer over the media tokens, which attend to the branch's text and to each other.
-
-    A layer leaves its residual stream and, not yet added, what its MLP gave: the next layer adds it
-    in the pass that norms, and where the projections behind the norm take FP8 the same pass
-    quantises for all of them (``trtllm::add_rms_norm``).
-
-    ``project`` and ``finish`` stand before and behind attention. Only attention depends on the text
-    length, so compiling these two alone keeps one graph for every prompt.
-    """
-
-    attention_name = "cross_attention"
-
-    def __init__(self, arch: Cosmos3Architecture, config: DiffusionModelConfig, index: int) -> None:
-        mode = QKVMode.SEPARATE_QKV if uses_static_fp8(config) else QKVMode.FUSE_QKV
-        super().__init__(arch, config, f"gen_layers.{index}", mode)
-        self.index = index
-
-    def forward(
-        self,
-        stream: ResidualStream,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        text: TextKeys,
-        lengths: KeyLengths,
-    ) -> None:
-        """Run the layer: take [B, N, H] out of the stream, and leave the result in it.
-
-        Args:
-            stream: The media tokens.
-            cos: Rotary table [B, N, D], like sin.
-            sin: Rotary table.
-            text: Keys and values of the B branches.
-            lengths: Keys of each branch, text and media: ``text.lengths.plus(N)``.
-        """
-        rotary = (cos, sin, text.keys[self.index], text.values[self.index], text.lengths.device)
-        fp8 = self.attention.attends_in_fp8()
-        hidden, *operands = self.project(*stream.take(), *rotary, fp8)
-        backend = self.attention.backend
-        if fp8:
-            operands = E4M3Operands(*operands)
-            attended = backend.forward_e4m3(operands, lengths=lengths)
-            attended = torch.ops.trtllm.add_value_mean(
-                attended, operands.v_mean, self.attention.fp8_output_scale()
-            )
-        else:
-            attended = backend.forward(*operands, lengths=lengths)
-        del operands  # a third of what the MLP needs next
-        output = self.attention.to_out[0](attended.flatten(2))
-        del attended
-        norm, scale = self.post_attention_layernorm, self.mlp.fp8_input_scale()
-        normed, hidden = add_norm(norm, output, hidden, scale)
-        del output
-        stream.put(hidden, self._run_mlp(normed))
-
-    def project(
-        self,
-        hidden: torch.Tensor,
-        delta: torch.Tensor | None,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        text_keys: torch.Tensor,
-        text_values: torch.Tensor,
-        text_lengths: torch.Tensor,
-        fp8: bool,
-    ) -> tuple[torch.Tensor, ...]:
-        """The half before attention: the residual stream with delta added, and q, k, v.
-
-        q is [B, N, heads, D], normed and rotated; k and v are [B, L + N, kv_heads, D], the media's
-        rows behind the valid text rows of each branch. For FP8 attention the fields of
-        ``E4M3Operands`` stand in their place.
-        """
-        attention = self.attention
-        normed, hidden = add_norm(self.input_layernorm, delta, hidden, attention.fp8_input_scale())
-        norm_q, norm_k = attention.norm_q, attention.norm_k
-        lay_out = torch.ops.trtllm.qkv_norm_rope_e4m3 if fp8 else torch.ops.trtllm.qk_norm_rope
-        operands = lay_out(
-            *attention.get_qkv(normed),
-            *(norm_q.weight, norm_k.weight, norm_q.eps, cos, sin),
-            *(text_keys, text_values, text_lengths),
-        )
-        return hidden, *operands
-
-    def finish(self, normed: torch.Tensor) -> torch.Tensor:
-        """The MLP over any rows [..., H] of the normed stream."""
-        return self.mlp(normed)
-
-    def _run_mlp(self, normed: torch.Tensor) -> torch.Tensor:
-        """``finish`` over [B, N, H], in even parts of at most ``MAX_MLP_ROWS`` rows."""
-        parts = math.ceil(normed.shape[0] * normed.shape[1] / MAX_MLP_ROWS)
-        # A dynamic recipe takes one scale for all rows.
-        if parts <= 1 or self.mlp.down_proj.force_dynamic_quantization:
-            return self.finish(normed)
-        rows = normed.flatten(0, 1)
-        out = torch.empty(rows.shape, dtype=self.input_layernorm.weight.dtype, device=rows.device)
-        for source, target in zip(rows.chunk(parts), out.chunk(parts), strict=True):
-            target.copy_(self.finish(source))
-        return out.view(normed.shape)
-
-
-def add_norm(
-    norm: RMSNorm, delta: torch.Tensor | None, hidden: torch.Tensor, scale: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``hidden + delta`` normed (FP8 codes where a scale is given), and the sum itself."""
-    if delta is None:
-        return torch.ops.trtllm.rms_norm(hidden, norm.weight, norm.eps, scale), hidden
-    return torch.ops.trtllm.add_rms_norm(delta, hidden, norm.weight, norm.eps, scale)
-
-
-class UnderstandingTower(nn.Module):
-    """Token embedding and the causal layers. The checkpoint's final norm and head feed only the
-    text output, which generation has no use for, so they are not built."""
-
-    def __init__(self, arch: Cosmos3Architecture, config: DiffusionModelConfig) -> None:
-        super().__init__()
-        self.arch = arch
-        self.embed_tokens = Embedding(arch.vocab_size, arch.hidden_size, dtype=config.torch_dtype)
-        self.layers = nn.ModuleList(
-            UnderstandingLayer(arch, config, i) for i in range(arch.num_hidden_layers)
-        )
-
-    def forward(self, token_ids: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Ids [1, L] to per-layer keys and values, each [1, L, kv_heads, D]."""
-        hidden = self.embed_tokens(token_ids)
-        positions = text_positions(token_ids.shape[1], token_ids.device)
-        cos, sin = (t[None] for t in rotary_tables(self.arch, positions, hidden.dtype))
-        keys, values = [], []
-        *inner, last = self.layers
-        for layer in inner:
-            hidden, k, v = layer(hidden, cos, sin)
-            keys.append(k)
-            values.append(v)
-        k, v = last.keys_values(hidden, cos, sin)
-        return [*keys, k], [*values, v]
 
 
 class TimestepEmbedder(nn.Module):
@@ -466,8 +181,15 @@ class Cosmos3VFMTransformer(nn.Module):
             ValueError: a missing timestep, shapes that contradict each other, audio latents for a
                 checkpoint without sound.
         """
-        self._check_call(
-            hidden_states, timestep, text_ids, video_shape, raw_timestep, audio_latents
+        check_call(
+            self.arch,
+            hidden_states,
+            timestep,
+            text_ids,
+            video_shape,
+            raw_timestep,
+            noisy_frame_mask,
+            audio_latents,
         )
         text = self._text(text_ids, text_mask)
         time_embedding = self.time_embedder(raw_timestep).to(self.dtype)[:, None]
@@ -574,9 +296,6 @@ class Cosmos3VFMTransformer(nn.Module):
         Raises:
             ValueError: every missing, surplus or unfit tensor, listed together; nothing is copied.
         """
-        from tensorrt_llm._torch.visual_gen.checkpoints.weight_apply import apply_plan
-        from tensorrt_llm._torch.visual_gen.checkpoints.weight_plan import plan_weights
-
         plan = plan_weights(self, weights)
         self.reset_cache()
         apply_plan(plan, weights)
@@ -591,47 +310,11 @@ class Cosmos3VFMTransformer(nn.Module):
         self._maybe_install_step_precision()
 
     def _maybe_install_step_precision(self) -> None:
-        policy = parse_diffusion_step_policy(_own_recipe(self.model_config))
-        requested = requested_step_policy(self.model_config)
-        if policy is not None and requested is None:
-            logger.warning(
-                "The checkpoint's diffusion_step_policy is dropped: the caller's quant_config "
-                "replaced the recipe that it was made for."
-            )
-        if requested is None:
-            if self.step_precision_controller is not None:
-                uninstall_step_precision(self.gen_layers)
-                uninstall_step_precision(self.language_model.layers)
-                self.step_precision_controller = None
-            return
-        controller = StepPrecisionController(policy.first_steps, policy.last_steps)
-        static = uses_static_fp8(self.model_config)
-        governed = install_step_precision(self.gen_layers, controller) if static else 0
-        if governed == 0:
-            raise ValueError(
-                describe_error(
-                    "diffusion_step_policy can't be served by the loaded weights",
-                    where="transformer/config.json, quantization_config.runtime",
-                    expected="static FP8 weights with calibrated input scales",
-                    found=f"quant_algo {self.model_config.quant_config.quant_algo}, "
-                    f"static: {static}",
-                    remedy="use the checkpoint's fp8 revision as published, or pass a "
-                    "quant_config of your own, which drops the policy",
-                )
-            )
-        understanding = self.language_model.layers
-        if policy.reasoner_high_precision:
-            install_step_precision(understanding, controller, always_high=True)
-        else:
-            uninstall_step_precision(understanding)
-        self.step_precision_controller = controller
-        logger.info(
-            "Step precision: the first %d and last %d steps run %d linears in 16 bit; the "
-            "understanding tower is %s.",
-            policy.first_steps,
-            policy.last_steps,
-            governed,
-            "16 bit" if policy.reasoner_high_precision else "native",
+        self.step_precision_controller = follow_step_policy(
+            self.model_config,
+            self.gen_layers,
+            self.language_model.layers,
+            self.step_precision_controller,
         )
 
     def _text(self, text_ids: torch.Tensor, text_mask: torch.Tensor) -> TextKeys:
@@ -674,53 +357,6 @@ class Cosmos3VFMTransformer(nn.Module):
             report = (*(bound_precision(tower) for tower in towers), attention)
             self._precision_report = (mode, report)
         return self._precision_report[1]
-
-    def _check_call(
-        self, hidden_states, timestep, text_ids, video_shape, raw_timestep, audio_latents
-    ) -> None:
-        batch = hidden_states.shape[0]
-        rules = [
-            (
-                "timestep and raw_timestep are required",
-                timestep is not None and raw_timestep is not None,
-                "two tensors [batch]",
-                f"{type(timestep).__name__} and {type(raw_timestep).__name__}",
-                "pass raw_timestep from the scheduler, and timestep = raw_timestep / "
-                "num_train_timesteps",
-            ),
-            (
-                "Latents and video_shape disagree",
-                tuple(hidden_states.shape[2:]) == tuple(video_shape),
-                tuple(video_shape),
-                tuple(hidden_states.shape),
-                "pass video_shape=tuple(hidden_states.shape[2:])",
-            ),
-            (
-                "Latents and text_ids disagree about the batch",
-                text_ids.shape[0] == batch,
-                f"{batch} rows",
-                tuple(text_ids.shape),
-                "expand the latents to one row for each guidance branch",
-            ),
-            (
-                "audio_latents given to a checkpoint without sound",
-                audio_latents is None or self.arch.sound_gen,
-                "None",
-                "a tensor",
-                "leave audio_latents out, or load a checkpoint with sound_gen true",
-            ),
-        ]
-        for what, holds, expected, found, remedy in rules:
-            if not holds:
-                raise ValueError(
-                    describe_error(
-                        what,
-                        where="Cosmos3VFMTransformer.forward",
-                        expected=expected,
-                        found=found,
-                        remedy=remedy,
-                    )
-                )
 
     def _media_tables(
         self,

@@ -26,7 +26,7 @@ from tensorrt_llm._torch.visual_gen.inspection.memory import (
 from tensorrt_llm._torch.visual_gen.inspection.report import largest_num_frames
 from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
 from tensorrt_llm._torch.visual_gen.models.cosmos3.branch_cache import TextKeys
-from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import (
+from tensorrt_llm._torch.visual_gen.models.cosmos3.towers import (
     GenerationLayer,
     ResidualStream,
     UnderstandingTower,
@@ -160,7 +160,7 @@ def request(**changes):
 
 
 def test_the_larger_phase_counts_and_one_branch_needs_less_than_two():
-    config, sizes = model_config({}, FP8), WeightSizes(10 * 2**30, 2**30, 2**29, 256)
+    config, sizes = model_config({}, FP8), WeightSizes(10 * 2**30, 2**30, 2**29, 2, 256)
     two, one = (request_need(config, sizes, request(is_guided=g)) for g in (True, False))
     assert vision_tokens(Cosmos3Architecture(), request()) == 44_160  # performance.md
     assert two.total == 11 * 2**30 + 2**29 + max(two.denoising + two.text_cache, two.decoding)
@@ -169,6 +169,20 @@ def test_the_larger_phase_counts_and_one_branch_needs_less_than_two():
     assert 1.2 < two.denoising / one.denoising < 2
     image = request_need(config, sizes, request(num_frames=1, height=1024, width=1024))
     assert image.total < two.total
+
+
+def test_a_vae_in_fp32_decodes_in_twice_the_memory():
+    config = model_config({}, QuantConfig())
+    bf16, fp32 = (request_need(config, WeightSizes(0, 0, 0, e, 256), request()) for e in (2, 4))
+    assert fp32.decoding == 2 * bf16.decoding
+
+
+def test_a_step_policy_that_the_callers_recipe_drops_needs_no_16_bit_step():
+    arch, config = Cosmos3Architecture(), model_config({}, FP8, STEP_POLICY)
+    with_policy = layer_bytes(config, arch, 2, 1024)
+    config.quant_config_overridden = True
+    assert layer_bytes(config, arch, 2, 1024) < with_policy
+    assert layer_bytes(config, arch, 2, 1024) == layer_bytes(model_config({}, FP8), arch, 2, 1024)
 
 
 IMAGE = {"num_frames": 1, "height": 1024, "width": 1024}
@@ -215,7 +229,7 @@ def test_graphs_keep_inputs_for_each_shape_and_one_pool_for_the_largest():
 
 
 def test_graphs_come_on_top_of_either_phase():
-    sizes, needs = WeightSizes(0, 0, 0, 256), []
+    sizes, needs = WeightSizes(0, 0, 0, 2, 256), []
     for enable in (False, True):
         config = model_config({}, FP8)
         config.cuda_graph = CudaGraphConfig(enable=enable)
@@ -225,7 +239,7 @@ def test_graphs_come_on_top_of_either_phase():
 
 
 def test_the_most_frames_that_fit_are_the_last_that_do():
-    config, sizes = model_config({}, FP8), WeightSizes(0, 0, 0, 256)
+    config, sizes = model_config({}, FP8), WeightSizes(0, 0, 0, 2, 256)
 
     def needed(frames):
         return request_need(config, sizes, request(num_frames=frames)).total

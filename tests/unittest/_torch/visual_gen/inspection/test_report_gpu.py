@@ -15,7 +15,7 @@ from tensorrt_llm._torch.visual_gen.inspection.render import render_text
 from tensorrt_llm._torch.visual_gen.inspection.report import inspect_checkpoint
 from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
 from tensorrt_llm._torch.visual_gen.models.cosmos3.branch_cache import TextKeys
-from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import (
+from tensorrt_llm._torch.visual_gen.models.cosmos3.towers import (
     GenerationLayer,
     ResidualStream,
 )

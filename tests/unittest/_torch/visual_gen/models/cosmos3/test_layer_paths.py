@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tensorrt_llm._torch.modules.linear import Linear
 from tensorrt_llm._torch.visual_gen.attention_backend import VanillaAttention
 from tensorrt_llm._torch.visual_gen.config_fields import CudaGraphConfig
-from tensorrt_llm._torch.visual_gen.models.cosmos3 import layer_graphs, transformer_cosmos3
+from tensorrt_llm._torch.visual_gen.models.cosmos3 import layer_graphs, precision_policy, towers
 from tensorrt_llm._torch.visual_gen.models.cosmos3.layer_graphs import Captured, LayerGraphs
 from tensorrt_llm._torch.visual_gen.models.cosmos3.transformer_cosmos3 import (
     Cosmos3VFMTransformer,
@@ -270,9 +270,9 @@ def test_many_rows_go_through_the_mlp_in_even_parts_with_the_same_result(checkpo
     seen = []
     for layer in parted.gen_layers:
         layer.mlp.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[0]))
-    monkeypatch.setattr(transformer_cosmos3, "MAX_MLP_ROWS", 10_000)
+    monkeypatch.setattr(towers, "MAX_MLP_ROWS", 10_000)
     expected = {step: velocity(whole, given, step) for step in (EDGE, MIDDLE)}
-    monkeypatch.setattr(transformer_cosmos3, "MAX_MLP_ROWS", 5)
+    monkeypatch.setattr(towers, "MAX_MLP_ROWS", 5)
     for step in (EDGE, MIDDLE):
         assert relative_error(velocity(parted, given, step), expected[step].double()) < 2e-3
     # 2 branches of 2 x 2 x 3 tokens: 24 rows in five parts.
@@ -282,7 +282,7 @@ def test_many_rows_go_through_the_mlp_in_even_parts_with_the_same_result(checkpo
 def test_no_layer_keeps_the_tensors_of_the_one_before_alive(transformer):
     streams = []
     hidden = torch.zeros(1, 2, 4)
-    stream = transformer_cosmos3.ResidualStream(hidden)
+    stream = towers.ResidualStream(hidden)
     assert stream.take() == (hidden, None)
     streams.append(stream._tensors)
     stream.put(hidden, hidden)
@@ -366,19 +366,19 @@ def test_another_frame_rate_in_one_request_has_tables_of_its_own(transformer):
 def test_a_dynamic_recipe_takes_one_scale_for_all_rows(tiny_bf16_checkpoint, monkeypatch):
     transformer = load(tiny_bf16_checkpoint, quant_config={"quant_algo": "FP8"})
     whole = velocity(transformer, request(), EDGE)
-    monkeypatch.setattr(transformer_cosmos3, "MAX_MLP_ROWS", 5)
+    monkeypatch.setattr(towers, "MAX_MLP_ROWS", 5)
     assert_bit_equal(velocity(transformer, request(), EDGE), whole)
 
 
 def test_fp8_attention_that_could_never_run_is_refused(tiny_fp8_checkpoint):
     transformer = load(tiny_fp8_checkpoint)
-    transformer_cosmos3.refuse_idle_fp8_attention(transformer)
+    precision_policy.refuse_idle_fp8_attention(transformer)
     use_fp8_attention(transformer)
-    transformer_cosmos3.refuse_idle_fp8_attention(transformer)
+    precision_policy.refuse_idle_fp8_attention(transformer)
     for layer in transformer.gen_layers:
         layer.attention._maybe_share_qkv_quantize = False
     with pytest.raises(NotImplementedError, match="FP8 q, k and v"):
-        transformer_cosmos3.refuse_idle_fp8_attention(transformer)
+        precision_policy.refuse_idle_fp8_attention(transformer)
 
 
 def test_a_first_call_in_inference_mode_does_not_spoil_the_next(transformer):

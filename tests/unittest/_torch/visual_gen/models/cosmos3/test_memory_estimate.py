@@ -10,7 +10,7 @@ import torch
 from diffusers import AutoencoderKLWan
 
 from tensorrt_llm._torch.visual_gen.config import DiffusionModelConfig
-from tensorrt_llm._torch.visual_gen.models.cosmos3 import memory_estimate
+from tensorrt_llm._torch.visual_gen.models.cosmos3 import memory_estimate, towers
 from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
 from tensorrt_llm._torch.visual_gen.models.cosmos3.defaults import resolve_request
 from tensorrt_llm._torch.visual_gen.models.cosmos3.layer_graphs import LayerGraphs
@@ -73,7 +73,7 @@ def test_the_bound_of_a_step_lies_below_what_was_measured_and_not_far(height, wi
 def test_the_bound_of_a_large_step_counts_the_mlp_of_one_part(monkeypatch):
     video = values(height=720, width=1280)
     parts = memory_estimate._denoise_bytes(video, NANO)
-    monkeypatch.setattr(memory_estimate, "MAX_MLP_ROWS", 10**9)
+    monkeypatch.setattr(towers, "MAX_MLP_ROWS", 10**9)
     rows, arch = 2 * 48 * 23 * 40, NANO.transformer.arch
     # Half of gate, up and product are gone, and the parts' outputs have come.
     saved = rows // 2 * arch.intermediate_size * 5 - rows * arch.hidden_size * 2
