@@ -53,7 +53,6 @@ def random_pipeline(
             revision=None,
             commit=None,
             default_use_system_prompt=False,
-            use_native_flow_schedule=False,
             negative_prompt=None,
             requires_guardrails=False,
             guardrails=guardrails,

@@ -145,7 +145,6 @@ def fake_components(**changes):
         "revision": "fp8",
         "commit": "abc123",
         "default_use_system_prompt": False,
-        "use_native_flow_schedule": False,
         "negative_prompt": "the checkpoint's",
         "requires_guardrails": False,
         "guardrails": None,

@@ -67,7 +67,6 @@ class Cosmos3Components:
         revision: The caller's revision.
         commit: The Hub commit of the files, None for a folder.
         default_use_system_prompt: The checkpoint's default, false where it says nothing.
-        use_native_flow_schedule: The checkpoint's flag.
         negative_prompt: Text of the checkpoint's assets/negative_prompt.json, if it has one.
         requires_guardrails: Whether requests are checked unless they say otherwise.
         guardrails: What checks them.
@@ -83,7 +82,6 @@ class Cosmos3Components:
     revision: str | None
     commit: str | None
     default_use_system_prompt: bool
-    use_native_flow_schedule: bool
     negative_prompt: str | None
     requires_guardrails: bool
     guardrails: Guardrails
@@ -206,8 +204,7 @@ class PipelineLoader:
         _check_model_index(index)
         config = DiffusionPipelineConfig.from_pretrained(source.path, args=self.args)
         scheduler = read_scheduler(source.path)
-        native_flow = bool(index.get("use_native_flow_schedule", False))
-        Cosmos3SamplingPolicy.from_scheduler(scheduler, use_native_flow_schedule=native_flow)
+        Cosmos3SamplingPolicy.from_scheduler(scheduler)
         model_config = config.primary_model_config
         architecture = Cosmos3Architecture.from_pretrained_config(model_config.pretrained_config)
         if self.device.type == "cuda":
@@ -283,7 +280,6 @@ class PipelineLoader:
             revision=plan.source.revision,
             commit=plan.source.commit,
             default_use_system_prompt=bool(plan.index.get("default_use_system_prompt", False)),
-            use_native_flow_schedule=bool(plan.index.get("use_native_flow_schedule", False)),
             negative_prompt=plan.negative_prompt,
             requires_guardrails=required,
             guardrails=guardrails,

@@ -92,9 +92,7 @@ class Cosmos3OmniMoTPipeline:
         self.components = components
         self.transformer = components.transformer
         self.traits = CheckpointTraits.from_components(components)
-        self.sampling = Cosmos3SamplingPolicy.from_scheduler(
-            components.scheduler, use_native_flow_schedule=components.use_native_flow_schedule
-        )
+        self.sampling = Cosmos3SamplingPolicy.from_scheduler(components.scheduler)
         self.sound = None
         if self.traits.has_sound:
             self.sound = SoundDecoder(components.sound_tokenizer, self.transformer.arch)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
@@ -181,19 +180,14 @@ class Cosmos3SamplingPolicy:
     Distilled builds run ``FixedStepSde`` on their own noise levels, a step for each.
 
     Attributes:
-        use_native_flow_schedule: The checkpoint's flag: a uniform grid from 1 - 1/1000 to 0 instead
-            of diffusers' own. Without effect on a karras schedule, as in diffusers.
         fixed_sigmas: Noise levels of a distilled build, descending, without the final 0; None for a
             base build.
     """
 
-    use_native_flow_schedule: bool = False
     fixed_sigmas: tuple[float, ...] | None = None
 
     @classmethod
-    def from_scheduler(
-        cls, scheduler: Any, *, use_native_flow_schedule: bool = False
-    ) -> "Cosmos3SamplingPolicy":
+    def from_scheduler(cls, scheduler: Any) -> "Cosmos3SamplingPolicy":
         """Choose the policy from the checkpoint's scheduler object.
 
         Raises:
@@ -203,8 +197,6 @@ class Cosmos3SamplingPolicy:
         """
         config = scheduler.config
         if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
-            if use_native_flow_schedule:
-                _refuse_config("use_native_flow_schedule", False, True)
             sigmas = _read_fixed_sigmas(config)
             _require(config, _REQUIRED_DISTILLED_CONFIG)
             return cls(fixed_sigmas=sigmas)
@@ -224,7 +216,7 @@ class Cosmos3SamplingPolicy:
         _require(config, _REQUIRED_CONFIG)
         if config["solver_order"] not in _SOLVER_ORDERS:
             _refuse_config("solver_order", "1 or 2", config["solver_order"])
-        return cls(use_native_flow_schedule)
+        return cls()
 
     def new_scheduler(
         self, scheduler: Any, flow_shift: float | None = None
@@ -277,13 +269,7 @@ class Cosmos3SamplingPolicy:
         Raises:
             ValueError: another number of steps than a distilled build has noise levels.
         """
-        grid = {}
-        if self.fixed_sigmas is not None:
-            grid = {"sigmas": self.fixed_sigmas}
-        elif self.use_native_flow_schedule and not scheduler.config.use_karras_sigmas:
-            # Unshifted: the scheduler applies the shift itself (cosmos3.md J, E.3.3).
-            last = 1.0 - 1.0 / scheduler.config.num_train_timesteps
-            grid = {"sigmas": np.linspace(last, 0.0, num_inference_steps + 1)[:-1]}
+        grid = {} if self.fixed_sigmas is None else {"sigmas": self.fixed_sigmas}
         scheduler.set_timesteps(num_inference_steps, device=device, **grid)
         scheduler.set_begin_index(0)
 

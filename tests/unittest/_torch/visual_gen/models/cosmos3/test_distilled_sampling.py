@@ -201,8 +201,3 @@ def test_unipc_with_fixed_noise_levels_is_refused():
     )
     with pytest.raises(ValueError, match="fixed_step_sampler_config"):
         Cosmos3SamplingPolicy.from_scheduler(base)
-
-
-def test_the_native_schedule_is_none_of_a_distilled_build():
-    with pytest.raises(ValueError, match="use_native_flow_schedule"):
-        Cosmos3SamplingPolicy.from_scheduler(checkpoint_scheduler(), use_native_flow_schedule=True)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The schedule and the solver against diffusers' own scheduler, bit for bit."""
 
-import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler, UniPCMultistepScheduler
@@ -24,8 +23,8 @@ def published(**changes) -> UniPCMultistepScheduler:
     return UniPCMultistepScheduler(**PUBLISHED | changes)
 
 
-def ours(base, steps, flow_shift=None, native=False):
-    policy = Cosmos3SamplingPolicy.from_scheduler(base, use_native_flow_schedule=native)
+def ours(base, steps, flow_shift=None):
+    policy = Cosmos3SamplingPolicy.from_scheduler(base)
     scheduler = policy.new_scheduler(base, flow_shift)
     policy.set_timesteps(scheduler, num_inference_steps=steps)
     return scheduler
@@ -67,20 +66,6 @@ def test_published_tables():
 def test_the_shift_has_no_effect_on_a_karras_schedule_unless_it_is_explicit():
     assert_same_schedule(ours(published(flow_shift=7.0), 8), ours(published(), 8))
     assert not torch.equal(ours(published(), 8, 7.0).sigmas, ours(published(), 8).sigmas)
-
-
-@pytest.mark.parametrize("shift", [3.0, 10.0])
-def test_the_native_grid_is_shifted_once(shift):
-    base = published(use_karras_sigmas=False, flow_shift=shift)
-    reference = published(use_karras_sigmas=False, flow_shift=shift)
-    reference.set_timesteps(35, sigmas=np.linspace(1 - 1 / 1000, 0, 36)[:-1])
-    scheduler = ours(base, 35, native=True)
-    assert_same_schedule(scheduler, reference)
-    assert scheduler.timesteps[:3].tolist() == ([999, 989, 979] if shift == 3 else [999, 996, 993])
-
-
-def test_the_native_grid_does_nothing_on_a_karras_schedule():
-    assert_same_schedule(ours(published(), 8, native=True), ours(published(), 8))
 
 
 def run(scheduler, steps, seed=0):
