@@ -39,10 +39,12 @@ class VisualGenMetrics(BaseModel):
     """Wall-clock seconds of one request, the queue not counted.
 
     Attributes:
-        generation: Everything from the start of the work to the finished pixels.
-        pre_denoise: Noise, token tensors and schedule.
-        denoise: The denoising loop, with the text pass that its first step makes.
-        post_denoise: Checks, VAE decode, conversion to uint8.
+        generation: Everything from the start of the work to the finished pixels, with the
+            guardrails' reading of the texts, which no other field has.
+        pre_denoise: Schedule, noise, VAE encode of references, and the understanding tower's pass
+            over the texts.
+        denoise: The denoising loop.
+        post_denoise: VAE decode, guardrails of the frames, conversion to uint8, sound decode.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -31,6 +31,7 @@ class RecordingTransformer:
 
     def __init__(self):
         self.calls, self.events, self.step, self.stepping = [], [], None, False
+        self.encoded = []
 
     def set_denoising_step(self, step_index, num_steps):
         self.step = (step_index, num_steps)
@@ -45,6 +46,7 @@ class RecordingTransformer:
 
     def encode_text(self, text_ids, text_mask):
         assert not self.stepping, "text is encoded before the first step"
+        self.encoded.append((text_ids, text_mask))
 
     @property
     def gen_precision(self):

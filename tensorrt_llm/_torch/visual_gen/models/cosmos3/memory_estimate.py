@@ -11,6 +11,7 @@ top. Graphs of other sizes do not: where they leave it too little, they are drop
 """
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,8 +40,7 @@ _GIB = 2**30
 # moment, the convolutions' caches included: 21 in diffusers 0.42.1 with the published sizes.
 _CHUNK_FRAMES = 4
 _DECODER_TENSORS = 18
-_CGROUP_LIMIT = "/sys/fs/cgroup/memory.max"
-_CGROUP_USED = "/sys/fs/cgroup/memory.current"
+_CGROUP = Path("/sys/fs/cgroup")
 # By how much a request may exceed the bounds: a step by a fifth, a graph's pool by half. To drop
 # graphs without need costs a capture, to keep them could cost the request.
 _AMPLE = 1.5
@@ -268,12 +268,23 @@ def _available_host_bytes() -> int:
 
 
 def _cgroup_room() -> float:
-    """Bytes that the container still allows; infinity without a limit (or without cgroup v2)."""
+    """Bytes that the container still allows; infinity without a limit (or without cgroup v2).
+
+    Pages of files count as used, the checkpoint's after a load; the kernel drops those that nobody
+    has touched for a while before it runs out.
+    """
     try:
-        with (
-            open(_CGROUP_LIMIT, encoding="ascii") as limit,
-            open(_CGROUP_USED, encoding="ascii") as used,
-        ):
-            return int(limit.read()) - int(used.read())
+        limit, used = (
+            int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current")
+        )
     except (OSError, ValueError):  # ValueError: "max"
         return math.inf
+    return limit - used + _inactive_file_bytes()
+
+
+def _inactive_file_bytes() -> int:
+    try:
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))

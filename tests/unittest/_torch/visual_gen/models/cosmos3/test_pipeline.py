@@ -48,6 +48,16 @@ def test_the_text_tensors_are_the_same_objects_on_every_step(pipeline):
     assert torch.equal(both["text_ids"][:1], alone["text_ids"])
 
 
+def test_every_text_that_a_step_uses_is_encoded_before_the_first(pipeline):
+    interval = {"guidance_interval": [800, 1000]}
+    pipeline.generate(pipeline.prepare_request("A robot", params(extra_params=interval)))
+    encoded = pipeline.transformer.encoded
+    assert len(encoded) == 2
+    for call in pipeline.transformer.calls:
+        # By identity: the transformer recognises them so, and reads no token back in the loop.
+        assert any(call["text_ids"] is i and call["text_mask"] is m for i, m in encoded)
+
+
 def test_an_image_has_no_frame_rate(pipeline):
     pipeline.generate(pipeline.prepare_request("A robot", image_params()))
     assert {call["fps"] for call in pipeline.transformer.calls} == {None}
