@@ -178,6 +178,9 @@ class WorkerClient:
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                 )
+            if self._stopping:
+                # stop() came while it was being spawned, and had nothing to kill.
+                self.kill()
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=channel.MAX_LINE)
         except BaseException:
             ours.close()
