@@ -20,6 +20,7 @@ from typing import Any
 
 from tensorrt_llm.logger import logger
 from tensorrt_llm.serve.errors import ApiError
+from tensorrt_llm.serve.expiry import expire_forever
 from tensorrt_llm.serve.jobs import DEADLINE, DELETED, SHUTDOWN, Failure, LiveJob, failure_of
 from tensorrt_llm.serve.ledger import Ledger
 from tensorrt_llm.serve.media_folder import MediaFolder
@@ -95,7 +96,9 @@ class JobManager:
         self.open()
         await self.ledger.recover()
         self.worker.start()
-        self._expiry = asyncio.get_running_loop().create_task(self._expire_forever())
+        pause = min(30.0, self.settings.expire_after / 4)
+        expiry = expire_forever(self.ledger, self.delete, pause)
+        self._expiry = asyncio.get_running_loop().create_task(expiry)
 
     async def close(self) -> None:
         """End at once: fail what is left and stop the worker."""
@@ -370,13 +373,6 @@ class JobManager:
 
     async def _clean(self, job: LiveJob) -> None:
         await self.ledger.in_files(self.folder.remove_partial, job.record.id)
-
-    async def _expire_forever(self) -> None:
-        while True:
-            for id in await self.ledger.expired():
-                logger.info("%s has expired.", id)
-                await self.delete(id)
-            await asyncio.sleep(min(30.0, self.settings.expire_after / 4))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that nobody waits for; ``close`` does."""
