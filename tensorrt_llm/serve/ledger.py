@@ -135,6 +135,16 @@ class Ledger:
         """Run blocking work on files."""
         return await asyncio.get_running_loop().run_in_executor(self._files, function, *arguments)
 
+    async def discard(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Remove files that belong to no job any more, with a function of ``folder``.
+
+        Where the disk fails they stay, and the next start removes them.
+        """
+        try:
+            await self.in_files(function, *arguments)
+        except OSError:
+            logger.exception("Files that nobody needs can't be removed.")
+
     async def _write(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._writes, function, *arguments)
 

@@ -25,7 +25,7 @@ from tensorrt_llm.serve.jobs import DEADLINE, DELETED, SHUTDOWN, Failure, LiveJo
 from tensorrt_llm.serve.ledger import Ledger
 from tensorrt_llm.serve.media_folder import MediaFolder
 from tensorrt_llm.serve.metrics import Metrics
-from tensorrt_llm.serve.publishing import publish
+from tensorrt_llm.serve.publishing import UNPUBLISHED, publish
 from tensorrt_llm.serve.records import JobRecord
 from tensorrt_llm.serve.settings import ServeSettings
 from tensorrt_llm.serve.worker_client import WorkerClient, WorkerError, WorkerSpec, worker_died
@@ -176,7 +176,7 @@ class JobManager:
             self.settings.job_timeout, self.fail, job, DEADLINE
         )
         self._queue.append(job)
-        logger.info("%s is queued: %s.", job.record.id, _numbers(job.record))
+        logger.info("%s is queued: %s.", job.record.id, job.record.numbers)
         if self._stopped:
             self.fail(job, SHUTDOWN)
         self._dispatch()
@@ -328,9 +328,13 @@ class JobManager:
         self._dispatch()
 
     async def _publish(self, job: LiveJob, names: list[str], metrics: dict[str, float]) -> None:
-        failure = await publish(self.ledger, job, names, metrics)
-        await self._clean(job)
-        self._end(job, failure)
+        failure = UNPUBLISHED
+        try:
+            failure = await publish(self.ledger, job, names, metrics)
+            await self._clean(job)
+        finally:
+            # Whatever went wrong: clients, deletions and shutdowns wait for this.
+            self._end(job, failure)
 
     def _end(self, job: LiveJob, failure: Failure | None) -> None:
         """The one place where a job ends."""
@@ -363,16 +367,18 @@ class JobManager:
 
     async def _forget(self, job: LiveJob) -> None:
         """Put the end of a job on disk, then let go of it."""
-        if job.stored and job.record.status == "failed":
-            await self.ledger.update(job.record)
-        for path in job.uploads:
-            await self.ledger.in_files(self.folder.remove_upload, path)
-        self._live.pop(job.record.id, None)
-        if not self._live:
-            self._idle.set()
+        try:
+            if job.stored and job.record.status == "failed":
+                await self.ledger.update(job.record)
+            for path in job.uploads:
+                await self.ledger.discard(self.folder.remove_upload, path)
+        finally:
+            self._live.pop(job.record.id, None)
+            if not self._live:
+                self._idle.set()
 
     async def _clean(self, job: LiveJob) -> None:
-        await self.ledger.in_files(self.folder.remove_partial, job.record.id)
+        await self.ledger.discard(self.folder.remove_partial, job.record.id)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that nobody waits for; ``close`` does."""
@@ -384,10 +390,3 @@ class JobManager:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.error("Bookkeeping of a job failed.", exc_info=task.exception())
-
-
-def _numbers(record: JobRecord) -> str:
-    """What a log may say of a request."""
-    resolved = record.resolved
-    names = ("num_frames", "num_inference_steps", "seed")
-    return ", ".join([record.size, *(f"{name} {resolved[name]}" for name in names)])

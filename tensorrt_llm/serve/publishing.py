@@ -9,6 +9,9 @@ from tensorrt_llm.serve.ledger import Ledger
 from tensorrt_llm.serve.media_folder import StorageFullError
 from tensorrt_llm.serve.records import StoredFile
 
+# Of a job whose publishing broke off, where not even ``publish`` could say why.
+UNPUBLISHED = Failure("generation_failed", "The result was lost while it was being stored.", 500)
+
 
 async def publish(
     ledger: Ledger, job: LiveJob, names: list[str], metrics: dict[str, float]
@@ -22,7 +25,7 @@ async def publish(
         metrics: Seconds by phase.
 
     Returns:
-        None; or why the job isn't complete, and then there are no files of it.
+        None; or why the job isn't complete, and then its files are discarded.
     """
     try:
         if not job.kept:
@@ -33,10 +36,10 @@ async def publish(
         try:
             complete = await _store(ledger, job, files, metrics)
         except sqlite3.Error:
-            await ledger.in_files(ledger.folder.remove, files)
+            await ledger.discard(ledger.folder.remove, files)
             raise
         if not complete:
-            await ledger.in_files(ledger.folder.remove, files)
+            await ledger.discard(ledger.folder.remove, files)
             return DELETED
     except StorageFullError as error:
         return Failure("storage_failed", str(error), 503)

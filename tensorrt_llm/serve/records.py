@@ -62,6 +62,12 @@ class JobRecord:
         """``WIDTHxHEIGHT`` in pixels."""
         return f"{self.resolved['width']}x{self.resolved['height']}"
 
+    @property
+    def numbers(self) -> str:
+        """What a log may say of a request."""
+        names = ("num_frames", "num_inference_steps", "seed")
+        return ", ".join([self.size, *(f"{name} {self.resolved[name]}" for name in names)])
+
 
 def new_id(kind: str) -> str:
     """A fresh job id that nobody can guess."""
