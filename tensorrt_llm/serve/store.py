@@ -59,7 +59,7 @@ class JobStore:
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         try:
             self._writer = _connect(path)
-            self._prepare(path)
+            self._prepare()
             self._reader = _connect(path)
         except sqlite3.DatabaseError as error:
             raise ValueError(
@@ -72,7 +72,7 @@ class JobStore:
                 )
             ) from error
 
-    def _prepare(self, path: Path) -> None:
+    def _prepare(self) -> None:
         (version,) = self._writer.execute("PRAGMA user_version").fetchone()
         if version == 0:
             self._writer.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
