@@ -14,13 +14,16 @@ from tensorrt_llm.serve.errors import install_error_handlers
 from tensorrt_llm.serve.manager import JobManager
 from tensorrt_llm.serve.metrics import Metrics
 from tensorrt_llm.serve.middleware import Gate
-from tensorrt_llm.serve.requests import ImageGenerationRequest, VideoGenerationRequest
+from tensorrt_llm.serve.requests import (
+    REFERENCE_FIELDS,
+    ImageGenerationRequest,
+    VideoGenerationRequest,
+)
 from tensorrt_llm.serve.settings import ServeSettings
 from tensorrt_llm.serve.worker_client import WorkerSpec
 from tensorrt_llm.version import __version__
 
 _BODIES = {model.__name__: model for model in (ImageGenerationRequest, VideoGenerationRequest)}
-_FILE_FIELDS = ("image_reference", "video_reference", "input_reference")
 
 
 def create_app(settings: ServeSettings, spec: WorkerSpec) -> FastAPI:
@@ -100,7 +103,7 @@ def _form_schema(schema: dict[str, Any]) -> dict[str, Any]:
     fields = {}
     for name, field in schema["properties"].items():
         options = [o for o in field.get("anyOf", []) if o != {"type": "null"}]
-        if name in _FILE_FIELDS:
+        if name in REFERENCE_FIELDS:
             options = [{"type": "string"}, {"type": "string", "format": "binary"}]
         form = {key: value for key, value in field.items() if key not in ("anyOf", "default")}
         if len(options) == 1:

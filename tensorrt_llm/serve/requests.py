@@ -20,6 +20,9 @@ from pydantic import (
     model_validator,
 )
 
+# Of these a video's request gives one at most, and a multipart body may hold it as a file.
+REFERENCE_FIELDS = ("image_reference", "video_reference", "input_reference")
+
 _SIZE = re.compile(r"([0-9]{1,9})x([0-9]{1,9})", re.ASCII)
 _SIZE_SCHEMA = {"type": "string", "pattern": r"^(auto|[0-9]{1,9}x[0-9]{1,9})$"}
 _MAX_SEED = 2**63 - 1
@@ -220,11 +223,7 @@ class VideoGenerationRequest(_GenerationRequest):
 
     @model_validator(mode="after")
     def _check_alternatives(self) -> "VideoGenerationRequest":
-        for names in (
-            ("num_frames", "seconds"),
-            ("frame_rate", "fps"),
-            ("image_reference", "video_reference", "input_reference"),
-        ):
+        for names in (("num_frames", "seconds"), ("frame_rate", "fps"), REFERENCE_FIELDS):
             if sum(getattr(self, name) is not None for name in names) > 1:
                 raise ValueError(f"give one of {', '.join(names)}")
         return self

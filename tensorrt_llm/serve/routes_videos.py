@@ -18,7 +18,7 @@ from tensorrt_llm.serve.jobs import LiveJob
 from tensorrt_llm.serve.manager import Snapshot
 from tensorrt_llm.serve.records import server_timing, video_resource
 from tensorrt_llm.serve.references import Reference
-from tensorrt_llm.serve.requests import ReferenceObject, VideoGenerationRequest
+from tensorrt_llm.serve.requests import REFERENCE_FIELDS, ReferenceObject, VideoGenerationRequest
 from tensorrt_llm.serve.responses import (
     ContentQuery,
     ListQuery,
@@ -30,7 +30,6 @@ from tensorrt_llm.serve.responses import (
 router = APIRouter(prefix="/v1/videos")
 
 _ID = re.compile(r"video_[0-9a-f]{32}", re.ASCII)
-_REFERENCE_FIELDS = ("image_reference", "video_reference", "input_reference")
 _CREATE_ERRORS = errors(400, 408, 413, 415, 429, 500, 503)
 _BODY = {"x-body": "VideoGenerationRequest"}
 _QUEUED = {"status": "queued", "completed_at": None, "expires_at": None, "error": None}
@@ -127,7 +126,7 @@ async def _submit(request: Request) -> LiveJob:
     manager = manager_of(request)
     # The place is held from before the body is read, so that bodies in memory are bounded too.
     with manager.slot():
-        body, files = await read_body(request, VideoGenerationRequest, _REFERENCE_FIELDS)
+        body, files = await read_body(request, VideoGenerationRequest, REFERENCE_FIELDS)
         check_model(manager, body.model)
         submission = Submission(
             kind="video",
@@ -144,7 +143,7 @@ async def _submit(request: Request) -> LiveJob:
 def _references(body: VideoGenerationRequest, files: dict[str, UploadFile]) -> list[Reference]:
     """The references of a request; a field with an uploaded file holds no more than its place."""
     references = []
-    for name in _REFERENCE_FIELDS:
+    for name in REFERENCE_FIELDS:
         value = getattr(body, name)
         if name in files:
             references.append(Reference(name, files[name].file))
