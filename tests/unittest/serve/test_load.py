@@ -20,11 +20,32 @@ def test_memory_stays_flat(record):
     assert record["holds"]["memory growth <= 16 MiB"], record["memory_growth_mib"]
 
 
-def test_a_second_final_state_would_be_noticed():
+def problems(*states: str) -> list[str]:
     tally = serve_load.Tally()
-    for state in ("queued", "completed", "failed"):
+    for state in states:
         tally.see("video_0", state)
-    assert tally.problems == ["video_0 went from completed to failed"]
+    return tally.problems
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        ("queued", "completed", "failed"),
+        ("queued", "failed", "completed"),
+        ("queued", "in_progress", "queued"),
+        ("queued", "completed", "in_progress"),
+        ("queued", "deleted", "completed"),
+    ],
+    ids=" ".join,
+)
+def test_a_job_that_went_back_or_had_a_second_end_would_be_noticed(states):
+    assert problems(*states) == [f"video_0 went from {states[1]} to {states[2]}"]
+
+
+def test_a_job_may_skip_states_that_nobody_saw_and_be_seen_twice_in_one():
+    for end in ("completed", "failed"):
+        assert not problems("queued", "queued", "in_progress", end, end, "deleted", "deleted")
+    assert not problems("queued", "completed") and not problems("queued", "deleted")
 
 
 def test_quantiles_and_growth():
