@@ -57,7 +57,7 @@ def fetch(url: str, policy: MediaPolicy, field: str, max_bytes: int) -> bytes:
             deadline = Deadline(policy.fetch_timeout, label, "fetching", "fetch_timeout")
         with _connect(parts, policy, deadline, label) as connection:
             try:
-                result = _get(connection, parts, deadline, label, max_bytes)
+                result = _get(connection, parts, label, max_bytes)
             except TimeoutError:
                 raise deadline.error() from None
             except (OSError, http.client.HTTPException) as error:
@@ -262,9 +262,7 @@ def _connect(parts: SplitResult, policy: MediaPolicy, deadline: Deadline, label:
     ) from failure
 
 
-def _get(
-    connection: _Connection, parts: SplitResult, deadline: Deadline, label: str, max_bytes: int
-) -> bytes | str:
+def _get(connection: _Connection, parts: SplitResult, label: str, max_bytes: int) -> bytes | str:
     """One request: the body of an answer 200, or the target of a redirect."""
     client = http.client.HTTPConnection(parts.hostname, parts.port)
     client.sock = connection
