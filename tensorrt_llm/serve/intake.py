@@ -89,7 +89,7 @@ async def submit(manager: JobManager, submission: Submission) -> LiveJob:
         await manager.add(job)
     except BaseException:
         for path in uploads:
-            await manager.ledger.in_files(manager.folder.remove_upload, path)
+            await manager.ledger.discard(manager.folder.remove_upload, path)
         raise
     return job
 

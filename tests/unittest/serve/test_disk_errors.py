@@ -159,3 +159,12 @@ def test_a_job_whose_reference_can_not_be_removed_is_let_go_of(server, monkeypat
     id = server.create(image_reference=uri)
     server.wait(id, status="completed")
     until(lambda: forgotten(server))
+
+
+def test_a_refusal_is_told_although_the_refused_reference_can_not_be_removed(server, monkeypatch):
+    monkeypatch.setattr(server.manager.folder, "remove_upload", fail)
+    uri = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
+    refused = server.http.post(
+        "/v1/videos", json={**VIDEO, "size": "100x128", "image_reference": uri}
+    )
+    assert refused.status_code == 400, refused.text
