@@ -109,7 +109,7 @@ class VisualGen:
             if mapped is error:
                 raise
             raise mapped from error
-        self._executor = VisualGenExecutor(self._pipeline)
+        self._executor = VisualGenExecutor(self._pipeline, self._pipeline.components.device)
         self._capacity = request_capacity(self._pipeline.components)
 
     def __enter__(self) -> "VisualGen":

@@ -40,13 +40,14 @@ class VisualGenExecutor:
 
     Args:
         pipeline: Used by the worker alone from now on.
+        device: Where it generates; None is the CPU. The worker makes a CUDA device its current one.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, device: torch.device | None = None) -> None:
         self._queue = _JobQueue()
         # The thread must not hold this object, or a forgotten executor would never be collected.
         self._thread = threading.Thread(
-            target=_work, args=(pipeline, self._queue), name="visual-gen", daemon=True
+            target=_work, args=(pipeline, self._queue, device), name="visual-gen", daemon=True
         )
         self._thread.start()
         self._finalizer = weakref.finalize(self, _stop, self._queue, self._thread, True)
@@ -246,7 +247,10 @@ def map_error(error: BaseException) -> Exception:
     return mapped
 
 
-def _work(pipeline: Pipeline, jobs: _JobQueue) -> None:
+def _work(pipeline: Pipeline, jobs: _JobQueue, device: torch.device | None) -> None:
+    if device is not None and device.type == "cuda":
+        # The current device is each thread's own, and this one would begin with the first.
+        torch.cuda.set_device(device)
     while (job := jobs.take()) is not None:
         job.run(pipeline)
         # While the next take() waits, this frame must not keep the finished output alive.

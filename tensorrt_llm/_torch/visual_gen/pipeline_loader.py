@@ -124,13 +124,14 @@ class PipelineLoader:
 
     Args:
         args: The public arguments.
-        device: Where to generate; CUDA when there is a device, else CPU.
+        device: Where to generate; CUDA when there is a device, else CPU. CUDA without an index is
+            the calling thread's current device.
     """
 
     def __init__(self, args: "VisualGenArgs", device: torch.device | str | None = None) -> None:
         self.args = args
         default = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device(device or default)
+        self.device = _numbered(torch.device(device or default))
 
     def load(self, skip_warmup: bool = False) -> Any:
         """Load the checkpoint and return its pipeline, with ``.transformer``.
@@ -285,6 +286,17 @@ class PipelineLoader:
             guardrails=guardrails,
             device=self.device,
         )
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """The device with its index.
+
+    Without one it would mean another GPU in another thread: the current one is each thread's own.
+    """
+    # Without a GPU a checkpoint can still be planned for CUDA.
+    if device.type != "cuda" or device.index is not None or not torch.cuda.is_available():
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _load_module(model_class: Any, folder: Path, dtype: torch.dtype) -> nn.Module:

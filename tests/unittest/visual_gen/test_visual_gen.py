@@ -3,11 +3,14 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tensorrt_llm import VisualGen, VisualGenArgs, VisualGenParams, VisualGenResult
+from tensorrt_llm._torch.visual_gen import executor
+from tensorrt_llm._torch.visual_gen.models.cosmos3 import memory_estimate
 from tensorrt_llm._torch.visual_gen.pipeline_loader import PipelineLoader
 from tensorrt_llm.visual_gen import RequestCancelledError
 
@@ -218,3 +221,13 @@ def test_after_shutdown_requests_are_refused(tiny_fp8_checkpoint):
     visual_gen.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
         visual_gen.generate("a", image())
+
+
+def test_the_worker_is_told_the_device_of_the_model(monkeypatch):
+    loaded = SimpleNamespace(components=SimpleNamespace(device=torch.device("cuda:1")))
+    workers = []
+    monkeypatch.setattr(PipelineLoader, "load", lambda self: loaded)
+    monkeypatch.setattr(executor, "VisualGenExecutor", lambda *args: workers.append(args))
+    monkeypatch.setattr(memory_estimate, "request_capacity", lambda components: 0)
+    VisualGen("some/model")
+    assert workers == [(loaded, torch.device("cuda:1"))]

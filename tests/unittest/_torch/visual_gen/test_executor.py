@@ -74,6 +74,24 @@ def test_requests_run_in_order_and_are_numbered(executor, pipeline):
     assert pipeline.order == list("abc")
 
 
+@pytest.mark.parametrize(
+    ("device", "made_current"), [("cuda:1", ["cuda:1"]), ("cpu", []), (None, [])]
+)
+def test_the_worker_makes_the_models_device_its_current_one(
+    pipeline, monkeypatch, device, made_current
+):
+    seen = []  # each thread has a current device of its own: the caller's is not the worker's
+
+    def note(device):
+        seen.append((threading.current_thread().name, str(device)))
+
+    monkeypatch.setattr(torch.cuda, "set_device", note)
+    executor = VisualGenExecutor(pipeline, device and torch.device(device))
+    executor.submit("a").future.result(LONG)
+    executor.shutdown()
+    assert seen == [("visual-gen", name) for name in made_current]
+
+
 def test_progress_can_be_watched(executor, gate):
     waiting = executor.submit("a")
     assert waiting.progress == ("queued", 0, 0)

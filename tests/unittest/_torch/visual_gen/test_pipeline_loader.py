@@ -274,6 +274,15 @@ def test_a_head_that_the_cuda_kernels_do_not_take_is_refused_before_any_weight_i
         PipelineLoader(args, device="cuda").plan(source)
 
 
+@pytest.mark.parametrize(
+    ("given", "resolved"), [(None, "cuda:1"), ("cuda", "cuda:1"), ("cuda:0", "cuda:0")]
+)
+def test_cuda_without_an_index_is_the_device_of_the_thread_that_loads(monkeypatch, given, resolved):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert PipelineLoader(VisualGenArgs(model="m"), given).device == torch.device(resolved)
+
+
 @pytest.mark.parametrize("backend", ["AUTO", "VANILLA"])
 def test_every_layer_attends_with_the_backend_that_was_resolved(tiny_fp8_checkpoint, backend):
     transformer = load(tiny_fp8_checkpoint, attention_config={"backend": backend}).transformer

@@ -210,7 +210,12 @@ class LayerGraphs:
             return graph.output
         self._make_room()
         logger.info("Capturing a CUDA graph: %s, %s tokens.", mode, "x".join(map(str, shape.media)))
-        graph = self._capture(lambda: self._run(inputs.hidden, inputs.cos, inputs.sin, inputs.text))
+        # The stream and the pool of a capture are the current device's, which is the calling
+        # thread's and need not be the model's.
+        with torch.cuda.device_of(hidden):
+            graph = self._capture(
+                lambda: self._run(inputs.hidden, inputs.cos, inputs.sin, inputs.text)
+            )
         # Kept only now: a capture that fails leaves nothing behind.
         self._inputs[shape] = inputs
         self._graphs[mode, shape] = graph._replace(first=graph.output)
@@ -260,7 +265,7 @@ def _load(
 
 
 class CudaCapture:
-    """Captures on a stream of its own; all graphs share one memory pool.
+    """Captures on a stream of its own, of the current device; all graphs share one memory pool.
 
     Sharing is sound because a graph's output is read before another graph runs.
     """

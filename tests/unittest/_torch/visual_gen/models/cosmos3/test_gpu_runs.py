@@ -6,7 +6,7 @@ import torch
 
 from tensorrt_llm._torch.modules.linear import Linear, W8A16FP8LinearMethod
 from tensorrt_llm._torch.visual_gen.pipeline_loader import PipelineLoader
-from tensorrt_llm.visual_gen import VisualGenArgs, VisualGenParams
+from tensorrt_llm.visual_gen import VisualGen, VisualGenArgs, VisualGenParams
 from tests.support.diffusers_oracle import relative_error
 from tests.support.fp8_oracle import OracleLinear, copy_checkpoint, policy
 
@@ -121,3 +121,23 @@ def test_contrast_modes_stay_apart_on_the_gpu(tiny_fp8_checkpoint, tmp_path):
         assert relative_error(on_gpu, own) <= 1e-2, key
         for other in results.keys() - {key}:
             assert relative_error(on_gpu, results[other][1]) >= 1e-2, (key, other)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_model_on_the_second_gpu_touches_no_other(tiny_fp8_checkpoint):
+    """The worker is a thread of its own, whose current device is the first GPU by default."""
+    options = {
+        "torch_compile_config": {"enable": False},
+        "cuda_graph_config": {"enable": True},
+        "compilation_config": {"skip_warmup": True},
+    }
+    held = torch.cuda.memory_allocated(0)
+    torch.cuda.reset_peak_memory_stats(0)
+    try:
+        torch.cuda.set_device(1)
+        with VisualGen(str(tiny_fp8_checkpoint), VisualGenArgs(**options)) as visual_gen:
+            output = visual_gen.generate(PROMPT, VisualGenParams(**IMAGE))
+    finally:
+        torch.cuda.set_device(0)
+    assert output.image.shape == (64, 64, 3)
+    assert torch.cuda.max_memory_allocated(0) == held

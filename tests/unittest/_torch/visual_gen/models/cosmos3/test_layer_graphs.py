@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The logic around CUDA graphs: keys, inputs, bounds, failures. A capture is played on the CPU."""
 
+import contextlib
 import weakref
 from types import SimpleNamespace
 
@@ -156,6 +157,25 @@ def test_the_modes_of_one_shape_share_its_inputs(graphs):
     graphs("w8a8", *given)
     graphs("w8a16", *given)
     assert len(graphs._inputs) == 1 and len(graphs) == 2
+
+
+def test_the_device_of_the_inputs_is_the_current_one_while_a_graph_is_captured(layers, monkeypatch):
+    current, found = [], []
+
+    @contextlib.contextmanager
+    def device_of(tensor):
+        current.append(tensor)
+        yield
+        current.pop()
+
+    def noting(run):
+        found.extend(current)
+        return capture(run)
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    given = inputs()
+    LayerGraphs(layers, any_length=True, capture=noting)("w8a8", *given)
+    assert len(found) == 1 and found[0] is given[0] and not current
 
 
 def test_a_capture_that_fails_leaves_the_others_and_no_trace(layers):
