@@ -289,7 +289,11 @@ class CudaCapture:
         current.wait_stream(self._stream)
         first.record_stream(current)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # thread_local: in torch's default mode a cudaMalloc of any other thread, as of a second
+        # engine, fails and ends this capture with it.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
             output = run()
         self._graphs.add(graph)
         # Another model on this stream may replace the scratch buffer; this graph goes on using it.

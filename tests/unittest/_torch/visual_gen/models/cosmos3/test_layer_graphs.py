@@ -4,6 +4,7 @@
 import contextlib
 import weakref
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.layer_graphs import (
     MAX_GRAPHS,
     TEXT_CAPACITY,
     Captured,
+    CudaCapture,
     LayerGraphs,
 )
 
@@ -267,3 +269,43 @@ def test_a_capture_says_what_it_captures(graphs, monkeypatch):
     monkeypatch.setattr(layer_graphs.logger, "info", lambda text, *args: found.append(text % args))
     graphs("w8a16", *inputs())
     assert found == ["Capturing a CUDA graph: w8a16, 2x6x4 tokens."]
+
+
+# --- CudaCapture, with torch.cuda played --------------------------------------------------------
+
+
+class Stream:
+    device_index, cuda_stream = 0, 7
+
+    def wait_stream(self, other):
+        pass
+
+
+class Graph:
+    def replay(self):
+        pass
+
+
+@pytest.fixture
+def capture_options(monkeypatch):
+    """Lets CudaCapture run without a device; what each capture was asked for."""
+    options = []
+
+    @contextlib.contextmanager
+    def graph(graph, **given):
+        options.append(given)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    return options
+
+
+def test_a_capture_is_not_ended_by_what_another_thread_asks_of_the_driver(capture_options):
+    CudaCapture()(mock.Mock)
+    (options,) = capture_options
+    assert options["capture_error_mode"] == "thread_local"
