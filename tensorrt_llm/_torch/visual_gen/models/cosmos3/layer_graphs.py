@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from tensorrt_llm._torch.custom_ops.w8a16_ops import scratch_buffers
+from tensorrt_llm._torch.custom_ops.w8a16_ops import release_scratch, scratch_buffers
 from tensorrt_llm._torch.visual_gen.attention_backend import KeyLengths
 from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
 from tensorrt_llm._torch.visual_gen.models.cosmos3.branch_cache import TextKeys
@@ -267,7 +267,8 @@ def _load(
 class CudaCapture:
     """Captures on a stream of its own, of the current device; all graphs share one memory pool.
 
-    Sharing is sound because a graph's output is read before another graph runs.
+    Sharing is sound because a graph's output is read before another graph runs. With the last graph
+    the scratch buffer of the stream is let go: nobody else's layers would use it.
     """
 
     def __init__(self) -> None:
@@ -282,13 +283,17 @@ class CudaCapture:
         if not self._graphs:
             # A pool ends with its last graph: the allocator refuses to take it up again.
             self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        weakref.finalize(graph, _after_graph, self._graphs, self._stream)
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             first = run()
         current.wait_stream(self._stream)
         first.record_stream(current)
-        graph = torch.cuda.CUDAGraph()
+        # Another model on this stream may replace or drop the scratch buffer, even before the
+        # capture is over; this graph goes on using it.
+        held = scratch_buffers(self._stream)
         # thread_local: in torch's default mode a cudaMalloc of any other thread, as of a second
         # engine, fails and ends this capture with it.
         with torch.cuda.graph(
@@ -296,5 +301,10 @@ class CudaCapture:
         ):
             output = run()
         self._graphs.add(graph)
-        # Another model on this stream may replace the scratch buffer; this graph goes on using it.
-        return Captured(first, output, graph.replay, scratch_buffers(self._stream))
+        return Captured(first, output, graph.replay, held)
+
+
+def _after_graph(others: weakref.WeakSet[torch.cuda.CUDAGraph], stream: torch.cuda.Stream) -> None:
+    """Runs when a graph is gone, whoever dropped it, or when its warm-up or capture failed."""
+    if not any(True for _ in others):  # len() may still count the graph that has just gone
+        release_scratch(stream)

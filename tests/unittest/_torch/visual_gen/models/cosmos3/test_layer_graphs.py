@@ -2,6 +2,7 @@
 """The logic around CUDA graphs: keys, inputs, bounds, failures. A capture is played on the CPU."""
 
 import contextlib
+import gc
 import weakref
 from types import SimpleNamespace
 from unittest import mock
@@ -9,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
+from tensorrt_llm._torch.custom_ops import w8a16_ops
 from tensorrt_llm._torch.visual_gen.attention_backend import KeyLengths
 from tensorrt_llm._torch.visual_gen.models.cosmos3 import layer_graphs
 from tensorrt_llm._torch.visual_gen.models.cosmos3.branch_cache import TextKeys
@@ -309,3 +311,68 @@ def test_a_capture_is_not_ended_by_what_another_thread_asks_of_the_driver(captur
     CudaCapture()(mock.Mock)
     (options,) = capture_options
     assert options["capture_error_mode"] == "thread_local"
+
+
+@pytest.fixture
+def scratch(monkeypatch):
+    monkeypatch.setattr(w8a16_ops, "_SCRATCH", {})
+    return w8a16_ops._SCRATCH
+
+
+def reserving(scratch):
+    """What a run of W8A16 layers on the capture's stream does, beside another stream's."""
+
+    def run():
+        for handle in (Stream.cuda_stream, 8):
+            scratch.setdefault((0, handle, torch.bfloat16), torch.empty(4))
+        return mock.Mock()
+
+    return run
+
+
+def test_the_scratch_buffer_goes_with_the_last_graph_and_another_streams_stays(
+    capture_options, scratch
+):
+    cuda = CudaCapture()
+    graphs = [cuda(reserving(scratch)) for _ in range(2)]
+    buffer = weakref.ref(scratch[0, 7, torch.bfloat16])
+    graphs.pop()
+    assert len(scratch) == 2
+    graphs.pop()
+    assert [*scratch] == [(0, 8, torch.bfloat16)] and buffer() is None
+
+
+def test_a_graph_holds_the_scratch_buffer_that_another_model_drops(capture_options, scratch):
+    kept = CudaCapture()(reserving(scratch))
+    buffer = scratch[0, 7, torch.bfloat16]
+    other = CudaCapture()(reserving(scratch))  # on a stream of the same handle: torch has 32
+    del other
+    assert len(scratch) == 1 and len(kept.uses) == 1 and kept.uses[0] is buffer
+
+
+@pytest.mark.parametrize("runs", [0, 1], ids=["warm-up", "capture"])
+def test_a_capture_that_fails_leaves_no_scratch_buffer(capture_options, scratch, runs):
+    run, done = reserving(scratch), []
+
+    def fail():
+        done.append(run())
+        if len(done) > runs:
+            raise RuntimeError("out of memory")
+        return done[-1]
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        CudaCapture()(fail)
+    gc.collect()
+    assert [*scratch] == [(0, 8, torch.bfloat16)]
+
+
+def test_clearing_drops_the_scratch_buffer_of_the_graphs(capture_options, scratch, monkeypatch):
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append([*scratch]))
+    run = reserving(scratch)
+    graphs = LayerGraphs(lambda *_: run(), any_length=True)
+    graphs("w8a8", *inputs())
+    graphs("w8a16", *inputs())
+    assert len(scratch) == 2
+    graphs.clear()
+    assert emptied == [[(0, 8, torch.bfloat16)]]
