@@ -15,14 +15,13 @@ from diffusers import Cosmos3OmniPipeline
 from safetensors.torch import load_file
 
 from tensorrt_llm._utils import describe_error
+from tensorrt_llm.quantization.scales import E4M3_MAX
 from tensorrt_llm.visual_gen.tiny_components import (
     TRANSFORMER_SHARDS,
     quiet_libraries,
     write_json,
     write_sharded,
 )
-
-E4M3_MAX = 448.0
 
 # The seven linears of each layer and tower (cosmos3.md D.3).
 _QUANTIZED_LINEAR = re.compile(

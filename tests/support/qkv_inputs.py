@@ -4,7 +4,6 @@
 import torch
 
 from tensorrt_llm._torch.custom_ops.attention_arguments import QkvInputs
-from tensorrt_llm._torch.visual_gen.models.cosmos3.rope import apply_rotary
 from tests.support.fp8_modules import bits
 
 EPS = 1e-6
@@ -15,6 +14,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     exact = x.float()
     normed = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + eps)
     return normed.to(weight.dtype) * weight
+
+
+def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Likewise."""
+    (first, second), half = x.chunk(2, -1), x.shape[-1] // 2
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    low = first * cos[..., :half] - second * sin[..., :half]
+    high = second * cos[..., half:] + first * sin[..., half:]
+    return torch.cat((low, high), -1)
 
 
 def qkv_inputs(
@@ -77,7 +85,7 @@ def unfused(inputs: QkvInputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     heads = (*inputs.q.shape[:2], -1, inputs.q_weight.shape[0])
     q = rms_norm(inputs.q.view(heads), inputs.q_weight, inputs.eps)
     k = rms_norm(inputs.k.view(heads), inputs.k_weight, inputs.eps)
-    q, k = (apply_rotary(x, inputs.cos, inputs.sin) for x in (q, k))
+    q, k = (rotary(x, inputs.cos, inputs.sin) for x in (q, k))
     keys, values = [], []
     for branch, length in enumerate(inputs.text_lengths.tolist()):
         for joined, text, media in (

@@ -60,8 +60,7 @@ from tensorrt_llm._torch.custom_ops.norm_ops import rms_norm_formula
 from tensorrt_llm._torch.custom_ops.op_arguments import FP8
 from tensorrt_llm._torch.custom_ops.registration import device_guard, register_op
 from tensorrt_llm._utils import describe_error
-
-_E4M3_MAX = 448.0  # the largest finite float8_e4m3fn
+from tensorrt_llm.quantization.scales import E4M3_MAX
 
 # Launches for every SM version and head count; measured on an H200 with both branches of 44,160
 # tokens, 32 and 64 query heads (benchmarks/results/ops_h200.json).
@@ -132,7 +131,7 @@ def _joined(
     heads = (inputs.batch, inputs.media_rows, -1, inputs.head_dim)
     q = rms_norm_formula(inputs.q.view(heads), inputs.q_weight, inputs.eps)
     k = rms_norm_formula(inputs.k.view(heads), inputs.k_weight, inputs.eps)
-    q, k = (_rotated(x, inputs.cos, inputs.sin).contiguous() for x in (q, k))
+    q, k = (rotary_formula(x, inputs.cos, inputs.sin).contiguous() for x in (q, k))
     v = inputs.v.view(heads)
     _, keys, values = _empty_outputs(inputs, inputs.q.dtype)
     lengths = inputs.text_lengths.tolist()
@@ -155,8 +154,11 @@ def _joined(
     return q, keys, values, lengths
 
 
-def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    # Halves paired (NeoX); each operation rounds to x's dtype.
+def rotary_formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [..., N, heads, D] rotated by tables [..., N, D] of its dtype, in plain torch operations.
+
+    Halves are paired (NeoX); each operation rounds to x's dtype.
+    """
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
     return x * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)
@@ -191,7 +193,7 @@ def _qkv_norm_rope_e4m3_cpu(*args):
         keys[branch, :end] -= keys[branch, :end].mean(0)
     for x, shape in ((q, grouped), (keys, keys.shape), (values, values.shape)):
         grouped_x = x.float().reshape(shape)
-        descale = grouped_x.abs().amax((1, 3)) / _E4M3_MAX
+        descale = grouped_x.abs().amax((1, 3)) / E4M3_MAX
         descale = torch.where(descale == 0, 1.0, descale)
         coded = torch_custom_ops._to_e4m3_cpu(grouped_x, descale[:, None, :, None])
         codes.append(coded.view(x.shape))

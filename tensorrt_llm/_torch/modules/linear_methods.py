@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import tensorrt_llm._torch.custom_ops  # noqa: F401  (registers torch.ops.trtllm)
+from tensorrt_llm._torch.custom_ops.torch_custom_ops import scaled_mm_e4m3_unchecked
 from tensorrt_llm._torch.modules.weight_copy import check_weight
 from tensorrt_llm._utils import describe_error
 from tensorrt_llm.logger import logger
@@ -174,7 +174,10 @@ class FP8QDQLinearMethod(_FP8WeightMethod):
             rows, scale = torch.ops.trtllm.quantize_e4m3_dynamic(rows)
         else:
             rows = torch.ops.trtllm.quantize_e4m3_static(rows, scale)
-        multiply = _scaled_mm_cuda if rows.is_cuda and rows.shape[0] > 0 else _scaled_mm_op
+        # A loaded Linear has passed the op's checks already. They take host time, seven times a
+        # layer, which a picture's short kernels can't hide.
+        unchecked = rows.is_cuda and rows.shape[0] > 0
+        multiply = scaled_mm_e4m3_unchecked if unchecked else _scaled_mm_op
         output = multiply(rows, module.weight, scale, module.weight_scale, module.dtype)
         if bias is not None:
             output = output + bias
@@ -182,27 +185,6 @@ class FP8QDQLinearMethod(_FP8WeightMethod):
 
 
 _scaled_mm_op = torch.ops.trtllm.scaled_mm_e4m3
-
-
-def _scaled_mm_cuda(
-    rows: torch.Tensor,
-    weight: torch.Tensor,
-    input_scale: torch.Tensor,
-    weight_scale: torch.Tensor,
-    out_dtype: torch.dtype,
-) -> torch.Tensor:
-    """What the op runs on CUDA, without its checks, which a loaded Linear has passed already.
-
-    They take host time, seven times a layer, which a picture's short kernels can't hide.
-    """
-    return torch._scaled_mm(
-        rows,
-        weight.t(),
-        scale_a=input_scale,
-        scale_b=weight_scale,
-        out_dtype=out_dtype,
-        use_fast_accum=True,
-    )
 
 
 class W8A16FP8LinearMethod(_FP8WeightMethod):

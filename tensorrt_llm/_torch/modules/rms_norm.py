@@ -4,6 +4,8 @@
 import torch
 from torch import nn
 
+from tensorrt_llm._torch.custom_ops.norm_ops import rms_norm_formula
+
 
 class RMSNorm(nn.Module):
     """``(x * rsqrt(mean(x^2) + eps))`` in FP32, cast to the weight's dtype, times the weight.
@@ -34,10 +36,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Normalise ``[..., hidden_size]``; the result has the weight's dtype."""
-        exact = hidden_states.float()
-        variance = exact.pow(2).mean(-1, keepdim=True)
-        normed = exact * torch.rsqrt(variance + self.eps)
-        return normed.to(self.weight.dtype) * self.weight
+        return rms_norm_formula(hidden_states, self.weight, self.eps)
 
     def extra_repr(self) -> str:
         """Return the facts that `repr` shows."""

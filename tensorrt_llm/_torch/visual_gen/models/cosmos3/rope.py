@@ -9,6 +9,7 @@ can't tell neighbouring positions above 256 apart.
 
 import torch
 
+from tensorrt_llm._torch.custom_ops.attention_ops import rotary_formula
 from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
 
 # Pixel frames per latent frame of the Wan 2.2 VAE (vae/config.json, scale_factor_temporal).
@@ -99,6 +100,4 @@ def rotary_tables(
 
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate x [..., N, heads, D] by tables [..., N, D] in x's dtype, halves paired (NeoX)."""
-    first, second = x.chunk(2, dim=-1)
-    rotated = torch.cat((-second, first), dim=-1)
-    return x * cos.unsqueeze(-2) + rotated * sin.unsqueeze(-2)
+    return rotary_formula(x, cos, sin)
