@@ -31,7 +31,7 @@ from tensorrt_llm._torch.visual_gen.checkpoints.source import CheckpointSource, 
 from tensorrt_llm._torch.visual_gen.checkpoints.weight_apply import allocate, apply_plan
 from tensorrt_llm._torch.visual_gen.checkpoints.weight_plan import WeightPlan, plan_weights
 from tensorrt_llm._torch.visual_gen.config import DiffusionPipelineConfig
-from tensorrt_llm._torch.visual_gen.config_fields import AttentionConfig
+from tensorrt_llm._torch.visual_gen.config_fields import AttentionConfig, TorchCompileConfig
 from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
 from tensorrt_llm._torch.visual_gen.models.cosmos3.guardrails import Guardrails, load_guardrails
 from tensorrt_llm._torch.visual_gen.models.cosmos3.precision_policy import (
@@ -145,36 +145,22 @@ class PipelineLoader:
             NotImplementedError: one that is valid and not built.
             MemoryError: weights that don't fit the device.
         """
-        compiles = self._compiles()
+        # Options that can't be served are refused before a checkpoint is downloaded for them.
+        wants_compile(self.args.torch_compile_config, self.device)
         self._check_graphs()
         plan = self.plan(resolve_source(self.args.model, self.args.revision))
         check_memory(plan.transformer, self.device)
         transformer = self._load_transformer(plan)
         components = self._load_components(plan)
         probe_precisions(transformer)
-        if compiles:
-            compile_generation_layers(transformer, self.args.torch_compile_config.enable_fullgraph)
+        options = transformer.model_config.torch_compile
+        if wants_compile(options, self.device):
+            compile_generation_layers(transformer, options.enable_fullgraph)
         pipeline = plan.pipeline_class(components)
         warmup = self.args.compilation_config
         if not (skip_warmup or warmup.skip_warmup):
             pipeline.warmup(resolutions=warmup.resolutions, num_frames=warmup.num_frames)
         return pipeline
-
-    def _compiles(self) -> bool:
-        """Whether the generation layers are to be compiled: by default on CUDA, not on the CPU."""
-        options = self.args.torch_compile_config
-        wanted = self.device.type == "cuda" if options.enable is None else options.enable
-        if options.enable_fullgraph and not wanted:
-            raise ValueError(
-                describe_error(
-                    "enable_fullgraph has no effect without torch.compile",
-                    where="torch_compile_config",
-                    expected="enable=True, or enable_fullgraph=False",
-                    found=f"enable={options.enable} on {self.device.type}",
-                    remedy="set torch_compile_config.enable, or leave enable_fullgraph out",
-                )
-            )
-        return wanted
 
     def _check_graphs(self) -> None:
         if self.args.cuda_graph_config.enable and self.device.type != "cuda":
@@ -307,6 +293,26 @@ def _load_module(model_class: Any, folder: Path, dtype: torch.dtype) -> nn.Modul
         # low_cpu_mem_usage would want accelerate, which nothing else here needs.
         module = model_class.from_pretrained(folder, torch_dtype=dtype, low_cpu_mem_usage=False)
     return module.eval().requires_grad_(False)
+
+
+def wants_compile(options: TorchCompileConfig, device: torch.device) -> bool:
+    """Whether the generation layers are compiled: by default on CUDA, not on the CPU.
+
+    Raises:
+        ValueError: options that contradict each other.
+    """
+    wanted = device.type == "cuda" if options.enable is None else options.enable
+    if options.enable_fullgraph and not wanted:
+        raise ValueError(
+            describe_error(
+                "enable_fullgraph has no effect without torch.compile",
+                where="torch_compile_config",
+                expected="enable=True, or enable_fullgraph=False",
+                found=f"enable={options.enable} on {device.type}",
+                remedy="set torch_compile_config.enable, or leave enable_fullgraph out",
+            )
+        )
+    return wanted
 
 
 def compile_generation_layers(transformer: Cosmos3VFMTransformer, fullgraph: bool) -> None:

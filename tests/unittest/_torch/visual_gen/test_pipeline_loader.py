@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from tensorrt_llm._torch.modules.linear import Linear
 from tensorrt_llm._torch.visual_gen import pipeline_loader
 from tensorrt_llm._torch.visual_gen.checkpoints.source import resolve_source
+from tensorrt_llm._torch.visual_gen.config import DiffusionPipelineConfig
+from tensorrt_llm._torch.visual_gen.config_fields import TorchCompileConfig
 from tensorrt_llm._torch.visual_gen.models.cosmos3.weight_names import source_prefixes
 from tensorrt_llm._torch.visual_gen.pipeline_loader import PipelineLoader
 from tensorrt_llm.visual_gen import VisualGenArgs
@@ -235,6 +237,33 @@ def test_torch_compile_is_applied_when_asked_for_and_off_by_default_on_cpu(
     for layer in transformer.gen_layers:
         assert hasattr(layer.project, "_torchdynamo_orig_callable") == compiled
         assert hasattr(layer.finish, "_torchdynamo_orig_callable") == compiled
+
+
+def test_the_model_configuration_says_whether_to_compile(tiny_fp8_checkpoint, monkeypatch):
+    read = DiffusionPipelineConfig.from_pretrained
+
+    def read_and_ask(path, args):
+        config = read(path, args)
+        assert config.primary_model_config.torch_compile.enable is None
+        config.primary_model_config.torch_compile = TorchCompileConfig(enable=True)
+        return config
+
+    monkeypatch.setattr(DiffusionPipelineConfig, "from_pretrained", read_and_ask)
+    layer = load(tiny_fp8_checkpoint).transformer.gen_layers[0]
+    assert hasattr(layer.project, "_torchdynamo_orig_callable")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"torch_compile_config": {"enable_fullgraph": True}}, {"cuda_graph_config": {"enable": True}}],
+    ids=["fullgraph alone", "graphs on the CPU"],
+)
+def test_options_that_cannot_be_served_are_refused_before_a_checkpoint_is_fetched(
+    monkeypatch, option
+):
+    monkeypatch.setattr(pipeline_loader, "resolve_source", lambda *args: pytest.fail("fetched"))
+    with pytest.raises(ValueError, match=next(iter(option))):
+        load("org/model", **option)
 
 
 def test_options_that_are_not_built_are_refused_by_name(tiny_fp8_checkpoint):
