@@ -306,10 +306,20 @@ def test_a_missing_scale_is_not_shared(names):
     assert mlp._can_share_gate_up_quantization(x) is False
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_a_caller_may_quantise_the_input_with_the_calibrated_scale_unless_a_step_is_16_bit(split):
+    mlp = load(build(split), shards())
+    first = mlp.gate_proj if split else mlp.gate_up_proj
+    assert mlp.fp8_input_scale() is first.input_scale and first.input_scale == SCALE
+    with bound_w8a16(first):
+        assert mlp.fp8_input_scale() is None
+    assert load(build(split, None), shards(None)).fp8_input_scale() is None
+
+
 def test_a_dynamic_recipe_keeps_swiglu_at_16_bit():
     tensors, x = shards(equal=True), activation()
     mlp = load(build(split=False, quant="dynamic"), tensors)
-    assert mlp._maybe_emit_fp8 is False
+    assert mlp._maybe_emit_fp8 is False and mlp.fp8_input_scale() is None
     with seen_inputs(mlp) as seen:
         found = mlp(x)
     assert set(seen.dtypes().values()) == {BF16}

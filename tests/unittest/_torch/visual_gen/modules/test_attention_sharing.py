@@ -48,6 +48,21 @@ def test_sharing_is_bit_equal_to_not_sharing():
     assert set(seen.dtypes().values()) == {BF16}
 
 
+@pytest.mark.parametrize("mode", QKVMode)
+def test_a_caller_may_quantise_the_input_with_the_calibrated_scale_unless_a_step_is_16_bit(mode):
+    attention = load(build(mode), shards())
+    first = attention.to_q if mode is QKVMode.SEPARATE_QKV else attention.qkv_proj
+    assert attention.fp8_input_scale() is first.input_scale and first.input_scale == SCALE
+    with bound_w8a16(first):
+        assert attention.fp8_input_scale() is None
+    assert load(build(mode, None), shards(None)).fp8_input_scale() is None
+
+
+def test_a_caller_quantises_no_input_of_a_dynamic_recipe_or_of_projections_that_do_not_share():
+    assert load(build(QKVMode.FUSE_QKV, "dynamic"), shards()).fp8_input_scale() is None
+    assert load(build(share=False), shards()).fp8_input_scale() is None
+
+
 def test_an_encoder_tensor_of_its_own_is_not_shared():
     shared, alone = load(build(), shards()), load(build(share=False), shards())
     x, other = activation(), activation(2, 9, HIDDEN, seed=8)
