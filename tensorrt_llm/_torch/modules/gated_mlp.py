@@ -10,6 +10,7 @@ every other recipe, all activations stay at 16 bit.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -17,10 +18,9 @@ from torch.nn import functional as F
 
 from tensorrt_llm._torch.model_config import ModelConfig
 from tensorrt_llm._torch.modules import quant_group
-from tensorrt_llm._torch.modules.linear import Linear, WeightMode, WeightsLoadingConfig
+from tensorrt_llm._torch.modules.linear import WeightMode, linear_of
 from tensorrt_llm._torch.modules.swiglu import swiglu, swiglu_2in
 from tensorrt_llm._utils import describe_error
-from tensorrt_llm.models.modeling_utils import QuantConfig
 
 
 class GatedMLP(nn.Module):
@@ -86,21 +86,7 @@ class GatedMLP(nn.Module):
                 )
             )
 
-        def linear(
-            name: str, in_features: int, out_features: int, mode: WeightMode = WeightMode.VANILLA
-        ) -> Linear:
-            return Linear(
-                in_features,
-                out_features,
-                bias=bias,
-                dtype=dtype,
-                mapping=config.mapping,
-                quant_config=self._quant_config(config, name),
-                weights_loading_config=WeightsLoadingConfig(weight_mode=mode),
-                skip_create_weights_in_init=config.skip_create_weights_in_init,
-                force_dynamic_quantization=config.force_dynamic_quantization,
-            )
-
+        linear = partial(linear_of, config, module_name, bias=bias, dtype=dtype)
         if split_gate_up:
             self.gate_up_proj = None
             self.gate_proj = linear("gate_proj", hidden_size, intermediate_size)
@@ -110,7 +96,8 @@ class GatedMLP(nn.Module):
                 "gate_up_proj",
                 hidden_size,
                 2 * intermediate_size,
-                WeightMode.FUSED_GATE_UP_LINEAR,
+                weight_mode=WeightMode.FUSED_GATE_UP_LINEAR,
+                parts=("gate_proj", "up_proj"),
             )
         self.down_proj = linear("down_proj", intermediate_size, hidden_size)
         self._maybe_share_gate_up_quantize: bool = split_gate_up and quant_group.calibrated(
@@ -176,15 +163,6 @@ class GatedMLP(nn.Module):
             and x.dtype != torch.float8_e4m3fn
             and quant_group.accept_fp8(self._gate_up())
         )
-
-    def _quant_config(self, config: ModelConfig, name: str) -> QuantConfig:
-        """Return the recipe of one projection; the recipe may exclude it by its full name."""
-        if self.module_name is None:
-            return config.get_quant_config()
-        full_name = f"{self.module_name}.{name}"
-        if name == "gate_up_proj":
-            return config.get_fused_quant_config(full_name, ("gate_proj", "up_proj"))
-        return config.get_quant_config(full_name)
 
     def _gate_up(self) -> quant_group.Group:
         return {"gate_proj": self.gate_proj, "up_proj": self.up_proj}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from tensorrt_llm._torch.model_config import ModelConfig
 from tensorrt_llm._torch.modules.linear_methods import (
     FP8QDQLinearMethod,
     LinearMethodBase,
@@ -34,6 +35,7 @@ __all__ = [
     "W8A16FP8LinearMethod",
     "WeightMode",
     "WeightsLoadingConfig",
+    "linear_of",
 ]
 
 
@@ -268,6 +270,53 @@ class Linear(nn.Module):
                     ),
                 )
             )
+
+
+def linear_of(
+    config: ModelConfig,
+    owner: str | None,
+    name: str,
+    in_features: int,
+    out_features: int,
+    *,
+    bias: bool,
+    dtype: torch.dtype | None,
+    weight_mode: WeightMode = WeightMode.VANILLA,
+    parts: Sequence[str] = (),
+) -> Linear:
+    """A Linear of a model, with the recipe that its configuration has for a module of this name.
+
+    Args:
+        config: Recipe, runtime flags and parallelism.
+        owner: Full name of the module that it belongs to; None takes the recipe as it is, without
+            its exclusions.
+        name: Its name within the owner.
+        in_features: As in Linear, like out_features, bias and dtype.
+        weight_mode: Which shards fill the weight.
+        parts: For a fused Linear, the names in the checkpoint of what it merges: a recipe excludes
+            it by these.
+
+    Raises:
+        ValueError: a recipe that excludes some of the parts and not all.
+        NotImplementedError: as Linear.
+    """
+    if owner is None:
+        recipe = config.get_quant_config()
+    elif parts:
+        recipe = config.get_fused_quant_config(f"{owner}.{name}", parts)
+    else:
+        recipe = config.get_quant_config(f"{owner}.{name}")
+    return Linear(
+        in_features,
+        out_features,
+        bias=bias,
+        dtype=dtype,
+        mapping=config.mapping,
+        quant_config=recipe,
+        weights_loading_config=WeightsLoadingConfig(weight_mode=weight_mode),
+        skip_create_weights_in_init=config.skip_create_weights_in_init,
+        force_dynamic_quantization=config.force_dynamic_quantization,
+    )
 
 
 def _method_of(mode: QuantMode) -> LinearMethodBase:

@@ -9,19 +9,19 @@ head and its rotary embedding, ``backend``, ``to_out[0]``. ``forward`` does it w
 """
 
 from enum import Enum
+from functools import partial
 
 import torch
 from torch import nn
 
 from tensorrt_llm._torch.model_config import ModelConfig
 from tensorrt_llm._torch.modules import quant_group
-from tensorrt_llm._torch.modules.linear import Linear, WeightMode, WeightsLoadingConfig
+from tensorrt_llm._torch.modules.linear import WeightMode, linear_of
 from tensorrt_llm._torch.modules.rms_norm import RMSNorm
 from tensorrt_llm._torch.visual_gen.attention_backend import create_attention_backend
 from tensorrt_llm._torch.visual_gen.config import DiffusionModelConfig
 from tensorrt_llm._utils import describe_error
 from tensorrt_llm.mapping import refuse_parallel_axes
-from tensorrt_llm.models.modeling_utils import QuantConfig
 
 
 class QKVMode(Enum):
@@ -91,21 +91,7 @@ class Attention(nn.Module):
         q_size = self.num_attention_heads * self.head_dim
         kv_size = self.num_key_value_heads * self.head_dim
 
-        def linear(
-            name: str, in_features: int, out_features: int, mode: WeightMode = WeightMode.VANILLA
-        ) -> Linear:
-            return Linear(
-                in_features,
-                out_features,
-                bias=bias,
-                dtype=config.torch_dtype,
-                mapping=config.mapping,
-                quant_config=self._quant_config(config, name),
-                weights_loading_config=WeightsLoadingConfig(weight_mode=mode),
-                skip_create_weights_in_init=config.skip_create_weights_in_init,
-                force_dynamic_quantization=config.force_dynamic_quantization,
-            )
-
+        linear = partial(linear_of, config, module_name, bias=bias, dtype=config.torch_dtype)
         if self.qkv_mode is QKVMode.SEPARATE_QKV:
             self.to_q = linear("to_q", hidden_size, q_size)
             self.to_k = linear("to_k", hidden_size, kv_size)
@@ -113,7 +99,11 @@ class Attention(nn.Module):
         else:
             self._split_sizes = [q_size, kv_size, kv_size]
             self.qkv_proj = linear(
-                "qkv_proj", hidden_size, q_size + 2 * kv_size, WeightMode.FUSED_QKV_LINEAR
+                "qkv_proj",
+                hidden_size,
+                q_size + 2 * kv_size,
+                weight_mode=WeightMode.FUSED_QKV_LINEAR,
+                parts=("to_q", "to_k", "to_v"),
             )
         self.to_out = nn.ModuleList([linear("to_out.0", q_size, hidden_size)])
         self.norm_q = RMSNorm(self.head_dim, eps, config.torch_dtype) if qk_norm else None
@@ -249,15 +239,6 @@ class Attention(nn.Module):
 
     def _qkv(self) -> quant_group.Group:
         return {"to_q": self.to_q, "to_k": self.to_k, "to_v": self.to_v}
-
-    def _quant_config(self, config: DiffusionModelConfig, name: str) -> QuantConfig:
-        """Return the recipe of one projection; the recipe may exclude it by its full name."""
-        if self.module_name is None:
-            return config.get_quant_config()
-        full_name = f"{self.module_name}.{name}"
-        if name == "qkv_proj":
-            return config.get_fused_quant_config(full_name, ("to_q", "to_k", "to_v"))
-        return config.get_quant_config(full_name)
 
     def _refuse_unsupported(
         self,

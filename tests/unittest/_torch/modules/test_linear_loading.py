@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tensorrt_llm._torch.model_config import ModelConfig
 from tensorrt_llm._torch.modules.linear import (
     Linear,
     W8A16FP8LinearMethod,
     WeightMode,
     WeightsLoadingConfig,
+    linear_of,
 )
 from tensorrt_llm.logger import logger
 from tensorrt_llm.models.modeling_utils import QuantConfig
@@ -288,6 +290,9 @@ def test_k_and_v_of_different_shape_are_refused_even_if_the_sum_fits():
 def test_tensor_parallelism_is_refused():
     with pytest.raises(NotImplementedError, match="tp_size=2"):
         Linear(K, 32, mapping=SimpleNamespace(tp_size=2))
+    config = ModelConfig(mapping=SimpleNamespace(tp_size=2))
+    with pytest.raises(NotImplementedError, match="tp_size"):
+        linear_of(config, None, "to_q", K, 32, bias=False, dtype=torch.bfloat16)
 
 
 def test_an_algorithm_of_another_layout_is_refused():
