@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package's logger: the standard library's, plus ``warning_once`` and ``info_once``."""
+"""The package's logger: the standard library's, plus ``warning_once``."""
 
 import logging
 import os
@@ -30,19 +30,10 @@ class Logger:
 
     def warning_once(self, message: str, *, key: str | None = None) -> None:
         """Log a warning the first time its key (by default its text) is seen in this process."""
-        if self._first(key or message):
+        key = key or message
+        if key not in self._seen:
+            self._seen.add(key)
             self._logger.warning(message)
-
-    def info_once(self, message: str, *, key: str | None = None) -> None:
-        """Log at INFO the first time its key (by default its text) is seen in this process."""
-        if self._first(key or message):
-            self._logger.info(message)
-
-    def _first(self, key: str) -> bool:
-        if key in self._seen:
-            return False
-        self._seen.add(key)
-        return True
 
 
 logger = Logger()

@@ -84,7 +84,7 @@ def test_a_tensor_that_differs_from_its_file_is_counted(modules, checkpoint):
     transformer, plan, _ = modules["load_h200"].load(checkpoint, CPU)
     transformer.gen_layers[1].mlp.down_proj.weight.data.view(torch.uint8)[3, 4] += 1
     transformer.language_model.layers[0].self_attn.to_q.input_scale.data.mul_(2)
-    differences = modules["load_h200"].count_differences(transformer, plan, checkpoint)
+    differences = modules["load_h200"].count_differences(plan, checkpoint)
     assert differences["different"] == 2
 
 

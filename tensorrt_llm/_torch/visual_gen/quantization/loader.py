@@ -35,8 +35,8 @@ class DynamicLinearWeightLoader:
         model_config: The model's recipe; read at every call, so later changes count.
         params_map: For fused destinations, last name -> last names of its sources in shard order:
             ``{"qkv_proj": ["to_q", "to_k", "to_v"], "gate_up_proj": ["gate_proj", "up_proj"]}``.
-            `source_names` and `get_linear_weights` read it, and errors name the source. A
-            destination that it does not list is its own source.
+            `source_names` reads it, and errors name the source. A destination that it does not
+            list is its own source.
     """
 
     def __init__(
@@ -51,28 +51,6 @@ class DynamicLinearWeightLoader:
         """Return the full names whose tensors fill the destination ``name``, in shard order."""
         parent, dot, last = name.rpartition(".")
         return [f"{parent}{dot}{source}" for source in self.params_map.get(last, [last])]
-
-    def get_linear_weights(
-        self, name: str, weights: Mapping[str, torch.Tensor]
-    ) -> list[WeightDict]:
-        """Pick a destination's tensors out of a flat dict.
-
-        Args:
-            name: Full name of the destination, in the names of ``weights``.
-            weights: Tensors by full key.
-
-        Returns:
-            One dict for each source, in shard order; keys relative to the source's name, all that
-            the flat dict has below it.
-        """
-        return [
-            {
-                key.removeprefix(f"{source}."): tensor
-                for key, tensor in weights.items()
-                if key.startswith(f"{source}.")
-            }
-            for source in self.source_names(name)
-        ]
 
     def load_linear_weights(
         self, module: nn.Module, name: str, weight_dicts: Sequence[WeightDict]

@@ -299,20 +299,8 @@ def test_the_params_map_names_the_sources_of_fused_destinations():
     assert DYNAMIC.source_names("qkv_proj") == ["to_q", "to_k", "to_v"]
 
 
-def test_flat_weights_are_picked_by_source_with_everything_below_it():
-    flat = {
-        "l.mlp.gate_proj.weight": bf16(seed=1),
-        "l.mlp.up_proj.weight": bf16(seed=2),
-        "l.mlp.up_proj.weight_quantizer._amax": torch.tensor(1.0),
-        "l.mlp.up_proj2.weight": bf16(seed=3),
-    }
-    gate, up = DYNAMIC.get_linear_weights("l.mlp.gate_up_proj", flat)
-    assert gate.keys() == {"weight"} and up.keys() == {"weight", "weight_quantizer._amax"}
-    assert up["weight"] is flat["l.mlp.up_proj.weight"]
+def test_an_error_about_a_part_of_a_fused_destination_names_its_source():
     module = linear(32, mode=WeightMode.FUSED_GATE_UP_LINEAR, dynamic=True)
-    del up["weight_quantizer._amax"]
-    DYNAMIC.load_linear_weights(module, "l.mlp.gate_up_proj", [gate, up])
-    message = refused(
-        DYNAMIC, module, [gate, {"bias": bf16()}], "A weight is missing", "l.mlp.gate_up_proj"
-    )
+    parts = [{"weight": bf16(seed=1)}, {"bias": bf16()}]
+    message = refused(DYNAMIC, module, parts, "A weight is missing", "l.mlp.gate_up_proj")
     assert "l.mlp.up_proj.weight" in message
