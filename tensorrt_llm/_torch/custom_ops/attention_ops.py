@@ -74,7 +74,7 @@ _STATISTICS_PROGRAMS = 512
 # 4 warps: 0.547 and 1.005 ms, 0.73 and 0.65 of the copy; 2: 0.569 and 1.152.
 _QUANTIZE_LAUNCH = {"num_warps": 4}
 # Partials a program reads at a time, and its warps. Of 64 rows each (128, 8): 0.025 ms, (64, 8)
-# 0.063; of a picture, 12 rows each: 0.016 and 0.028.
+# 0.063; of a picture, 12 rows each: 0.016 and 0.027.
 _DESCALES_LAUNCH = {"block": 128, "num_warps": 8}
 # To FP8 (4, 4): 0.280 and 0.633 ms, 0.91 and 0.81 of the copy; (1, 4) 0.293 and 0.629.
 _ADD_VALUE_MEAN_LAUNCH = {"block": 4, "num_warps": 4}

@@ -38,8 +38,8 @@ from tensorrt_llm._torch.custom_ops.registration import device_guard, register_o
 from tensorrt_llm._utils import describe_error
 
 # Rows (block) and warps a program, for every SM version and output dtype; measured on an H200 at
-# 88,320 rows (benchmarks/results/ops_h200.json). Addition and norm to FP8: 0.601 ms at H 4096 and
-# 0.742 ms at H 5120 with (1, 4), 0.99 and 1.00 of the copy bandwidth; 0.602 and 0.776 with (1, 8).
+# 88,320 rows (benchmarks/results/ops_h200.json). Addition and norm to FP8: 0.602 ms at H 4096 and
+# 0.738 ms at H 5120 with (1, 4), 0.99 and 1.01 of the copy bandwidth; 0.602 and 0.779 with (1, 8).
 _RMS_NORM_LAUNCH = {"block": 1, "num_warps": 4}
 _ADD_RMS_NORM_LAUNCH = {"block": 1, "num_warps": 4}
 

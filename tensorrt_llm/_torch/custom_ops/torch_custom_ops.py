@@ -53,8 +53,8 @@ class _LaunchParams:
 
 # A block is a power of two and divisible by 32 * num_warps.
 _SILU_AND_MUL_2IN_LAUNCH_PARAMS: dict[int, _LaunchParams] = {
-    # H200, 88,320 x 12,288 from BF16, medians of benchmarks/results/ops_h200.json. To FP8: 1.22 ms
-    # at (8192, 8), 1.25 at (2048, 4), 1.27 at (4096, 8). To BF16: 1.49 ms from (1024, 4) to
+    # H200, 88,320 x 12,288 from BF16, medians of benchmarks/results/ops_h200.json. To FP8: 1.21 ms
+    # at (8192, 8), 1.25 at (2048, 4), 1.27 at (4096, 8). To BF16: 1.48 ms from (1024, 4) to
     # (2048, 8).
     90: _LaunchParams(fp8_output=(8192, 8), wide_output=(1024, 4)),
     # Not measured: no Blackwell machine was at hand. The values of sm_90; sm_103 equals sm_100.
@@ -66,12 +66,12 @@ _SILU_AND_MUL_2IN_LAUNCH_PARAMS: dict[int, _LaunchParams] = {
 _FALLBACK_LAUNCH_PARAMS = _LaunchParams(fp8_output=(8192, 8), wide_output=(1024, 4))
 
 # The fused form reads rows of gate and up in turn and has its own best block, the same on every SM
-# version: 1.22 ms at (2048, 4), 1.46 at (8192, 16) for FP8 output, same machine and shape.
+# version: 1.22 ms at (2048, 4), 1.44 at (8192, 16) for FP8 output, same machine and shape.
 _SILU_AND_MUL_LAUNCH = {FP8: (2048, 4)}
 _SILU_AND_MUL_WIDE_LAUNCH = (1024, 4)
 
-# The conversions, for every SM version. H200, same file: quantise 88,320 x 4,096 in 0.253 ms at
-# (2048, 4), 0.272 at (1024, 4); dequantise 12,288 x 4,096 in 0.040 ms at (2048, 4).
+# The conversions, for every SM version. H200, same file: quantise 88,320 x 4,096 in 0.252 ms at
+# (2048, 4), 0.275 at (1024, 4); dequantise 12,288 x 4,096 in 0.040 ms at (2048, 4).
 _QUANTIZE_LAUNCH = {"block": 2048, "num_warps": 4}
 _DEQUANTIZE_LAUNCH = {"block": 2048, "num_warps": 4}
 

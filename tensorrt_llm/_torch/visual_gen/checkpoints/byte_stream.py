@@ -24,7 +24,7 @@ from tensorrt_llm._torch.visual_gen.checkpoints.staging import StagingRing
 from tensorrt_llm._utils import describe_error
 
 READERS = 8
-"""Reading threads. H200 machine, Nano out of the page cache: 0.57 s with 8, 0.67 s with 4, 0.63 s
+"""Reading threads. H200 machine, Nano out of the page cache: 0.50 s with 8, 0.65 s with 4, 0.57 s
 with 16 (benchmarks/results/load_nano_h200.json)."""
 
 SLOTS_PER_READER = 2
