@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from tensorrt_llm.visual_gen.args import VisualGenArgs
 
 _GIB = 2**30
+# Variants of a compiled function that torch keeps in this process: eight or nine a checkpoint.
+_VARIANTS = 64
 
 
 @dataclass(frozen=True)
@@ -325,6 +327,11 @@ def compile_generation_layers(transformer: Cosmos3VFMTransformer, fullgraph: boo
         transformer: Loaded; its layers' ``project`` and ``finish`` are replaced.
         fullgraph: Raise instead of splitting a half into several graphs.
     """
+    # Two modes, one or two branches, the first layer and the others, and shapes in which a size is
+    # one or equals another: a half has more than eight variants. Beyond the limit torch runs what
+    # is new eagerly with one warning, or fails where a full graph is asked for.
+    dynamo = torch._dynamo.config
+    dynamo.recompile_limit = max(dynamo.recompile_limit, _VARIANTS)
     for layer in transformer.gen_layers:
         layer.project = torch.compile(layer.project, fullgraph=fullgraph, dynamic=True)
         layer.finish = torch.compile(layer.finish, fullgraph=fullgraph, dynamic=True)

@@ -239,6 +239,17 @@ def test_torch_compile_is_applied_when_asked_for_and_off_by_default_on_cpu(
         assert hasattr(layer.finish, "_torchdynamo_orig_callable") == compiled
 
 
+def test_every_variant_of_a_full_graph_fits_what_torch_keeps(
+    tiny_fp8_checkpoint, tiny_bf16_checkpoint
+):
+    torch._dynamo.reset()
+    options = {"enable": True, "enable_fullgraph": True}
+    for checkpoint in (tiny_fp8_checkpoint, tiny_bf16_checkpoint):
+        # Beyond the limit a full graph is an error.
+        pipeline = load(checkpoint, torch_compile_config=options)
+        pipeline.warmup(resolutions=[(64, 96), (32, 32)], num_frames=[1, 5])
+
+
 def test_the_model_configuration_says_whether_to_compile(tiny_fp8_checkpoint, monkeypatch):
     read = DiffusionPipelineConfig.from_pretrained
 

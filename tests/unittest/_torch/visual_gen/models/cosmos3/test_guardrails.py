@@ -202,6 +202,14 @@ def test_without_guardrails_the_checkpoint_loads_and_the_request_stops(
 
 
 @pytest.mark.cosmos3
+def test_without_guardrails_a_checkpoint_that_asks_for_them_is_warmed_up(
+    asking_checkpoint, not_installed
+):
+    options = {"resolutions": [(32, 32)], "num_frames": [1, 5]}
+    VisualGen(str(asking_checkpoint), VisualGenArgs(compilation_config=options)).shutdown()
+
+
+@pytest.mark.cosmos3
 def test_the_switch_takes_the_checks_upon_the_operator(asking_checkpoint, monkeypatch):
     monkeypatch.setenv(GUARDRAILS_OFF, "1")
     with load(asking_checkpoint) as visual_gen:
