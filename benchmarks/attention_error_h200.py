@@ -25,11 +25,12 @@ from torch.overrides import TorchFunctionMode
 from benchmarks.attention_kernels import fa3, quantize_qkv, why_missing
 from benchmarks.common import (
     BF16,
-    CASES,
     FAMILIES,
     Case,
     Family,
     Record,
+    add_case,
+    case_of,
     common_parser,
     device_of,
     relative_l2,
@@ -177,9 +178,9 @@ def measure_peaked(
 @torch.no_grad()
 def main(arguments: list[str] | None = None) -> None:
     parser = common_parser(__doc__.splitlines()[0])
-    parser.add_argument("--case", choices=CASES, default="480p")
+    add_case(parser, default="480p")
     options = parser.parse_args(arguments)
-    device, family, case = device_of(options.device), FAMILIES[options.family], CASES[options.case]
+    device, family, case = device_of(options.device), FAMILIES[options.family], case_of(options)
     kernel = kernel_here(device)
     record = Record(options.out, device, family=family.name, kernel=kernel)
     if kernel != "FA3_FP8":

@@ -262,7 +262,9 @@ def device_of(name: str) -> torch.device:
         SystemExit: CUDA is asked for and torch sees none.
     """
     if name == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("no CUDA device; --family small --device cpu runs anywhere")
+        raise SystemExit(
+            "no CUDA device; a benchmark that has --device runs with --family small --device cpu"
+        )
     return torch.device(name)
 
 
@@ -348,3 +350,17 @@ def common_parser(summary: str) -> argparse.ArgumentParser:
     parser.add_argument("--settle", type=float, default=5.0, help="seconds of load before timing")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     return parser
+
+
+def add_case(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add ``--case``; ``case_of`` reads it."""
+    parser.add_argument(
+        "--case", choices=CASES, help=f"default: {default}; with --family small: small"
+    )
+    parser.set_defaults(full_size_case=default)
+
+
+def case_of(options: argparse.Namespace) -> Case:
+    """The case of ``--case``, or else the default for the family."""
+    default = "small" if options.family == "small" else options.full_size_case
+    return CASES[options.case or default]

@@ -19,10 +19,11 @@ import torch
 
 from benchmarks.attention_kernels import NAMES, precision_of, why_missing
 from benchmarks.common import (
-    CASES,
     Clock,
     Record,
     Run,
+    add_case,
+    case_of,
     common_parser,
     device_of,
     interleave,
@@ -82,10 +83,10 @@ def allocated(device: torch.device) -> int:
 @torch.no_grad()
 def main(arguments: list[str] | None = None) -> None:
     parser = common_parser(__doc__.splitlines()[0])
-    parser.add_argument("--case", choices=CASES, default="720p")
+    add_case(parser, default="720p")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args(arguments)
-    device, case = device_of(options.device), CASES[options.case]
+    device, case = device_of(options.device), case_of(options)
     record = Record(options.out, device, family=options.family, case=case.name)
     with record.part("building"):
         start = allocated(device)

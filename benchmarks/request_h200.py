@@ -27,12 +27,13 @@ import torch
 
 from benchmarks.attention_kernels import NAMES, fastest_16_bit
 from benchmarks.common import (
-    CASES,
     FAMILIES,
     Case,
     Clock,
     Record,
+    add_case,
     card_state,
+    case_of,
     common_parser,
     device_of,
     say,
@@ -227,7 +228,7 @@ def lifecycle(
 
 def build_parser() -> argparse.ArgumentParser:
     parser = common_parser(__doc__.splitlines()[0])
-    parser.add_argument("--case", choices=CASES, default="720p")
+    add_case(parser, default="720p")
     parser.add_argument("--attention", choices=NAMES, help="default: the fastest 16-bit backend")
     parser.add_argument("--graphs", action="store_true", help="CUDA graphs of the layers")
     parser.add_argument("--steps", type=int, help="of the timed request; default: its own, 35")
@@ -244,7 +245,7 @@ def main(arguments: list[str] | None = None) -> None:
     record = Record(
         options.out, device, family=family.name, attention=attention, graphs=options.graphs
     )
-    case = CASES[options.case]
+    case = case_of(options)
     with record.part("warm-up"):
         started = time.perf_counter()
         pipeline = random_pipeline(

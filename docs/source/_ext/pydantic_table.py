@@ -14,6 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -50,6 +51,9 @@ def default_text(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
+    if isinstance(value, Path):
+        # As it is for any reader, not for whoever builds the page.
+        return repr(str(value).replace(str(Path.home()), "~"))
     return f"{type(value).__name__}()" if isinstance(value, BaseModel) else repr(value)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from benchmarks import request_h200
-from benchmarks.common import FAMILIES, Record
+from benchmarks.common import CASES, FAMILIES, Record
 from benchmarks.goals import find
 from benchmarks.random_model import Variant
 from benchmarks.report_tables import TABLES
@@ -53,7 +53,7 @@ def test_the_table_of_a_request_has_its_phases(record):
 def test_without_pyav_the_mp4_is_left_out_with_the_reason(pipeline, tmp_path, monkeypatch):
     monkeypatch.setattr(request_h200.importlib.util, "find_spec", lambda _: None)
     record = Record(tmp_path / "x.json", CPU)
-    request = request_h200.make_request(pipeline, request_h200.CASES["small"], 2)
+    request = request_h200.make_request(pipeline, CASES["small"], 2)
     request_h200.measure_request(pipeline, request, CPU, record)
     (skipped,) = find(record.content["rows"], section="skipped")
     assert "av" in skipped["reason"]
@@ -63,7 +63,7 @@ def test_without_pyav_the_mp4_is_left_out_with_the_reason(pipeline, tmp_path, mo
 
 def test_latents_that_differ_are_seen(pipeline, tmp_path, monkeypatch):
     record = Record(tmp_path / "x.json", CPU)
-    request = request_h200.make_request(pipeline, request_h200.CASES["small"], 2)
+    request = request_h200.make_request(pipeline, CASES["small"], 2)
     weight = pipeline.transformer.llm2vae.weight
     before = weight.detach().clone()
     denoise, runs = pipeline.denoise, []

@@ -180,6 +180,8 @@ def test_a_bad_prompt_file_is_refused_by_name(example, tmp_path, content, named)
         (["--prompt", "a", "--enable_audio", "--output_path", "a.png"], "mp4 or wav"),
         (["--prompt", "a", "--output_path", "no/folder/a.mp4"], "existing folder"),
         (["--prompt_file", "missing.json"], "missing.json"),
+        (["--prompt", "folder/mistyped.json"], "no file folder/mistyped.json"),
+        (["--prompt", "a", "--negative_prompt", "mistyped.txt"], "no file mistyped.txt"),
         (["--prompt", "a", "--revision", "fp8"], "--revision"),
         (["--prompt", "a", "--visual_gen_args", "missing.yaml"], "missing.yaml"),
     ],
@@ -214,6 +216,7 @@ def test_a_video_from_a_caption_file_with_every_option(run, fast, tmp_path):
     result = run(
         *("--prompt_file", "caption.json", "--negative_prompt", "blurry"),
         *("--height", 64, "--width", 96, "--num_frames", 9, "--guidance_scale", 3),
+        *("--frame_rate", 12),
         *("--disable_duration_template", "--disable_resolution_template", "--use_system_prompt"),
         *("--extra_params", '{"flow_shift": 10.0}', "--output_path", "clip.mp4", *fast),
     )
@@ -223,6 +226,7 @@ def test_a_video_from_a_caption_file_with_every_option(run, fast, tmp_path):
     request = json.loads(re.search(r"Request: (\{.*?^\})", result.output, re.S | re.M)[1])
     assert request["prompt"] == json.dumps(CAPTION) and request["negative_prompt"] == "blurry"
     assert (request["num_frames"], request["guidance_scale"]) == (9, 3.0)
+    assert request["frame_rate"] == 12.0
     assert request["extra_params"] == {
         "output_type": "video",
         "use_duration_template": False,

@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ class Job:
 @click.option("--height", type=int)
 @click.option("--width", type=int)
 @click.option("--num_frames", type=int)
+@click.option("--frame_rate", type=float, help="Frames a second; a clip's own by default.")
 @click.option("--num_inference_steps", type=int)
 @click.option("--guidance_scale", type=float)
 def main(
@@ -259,11 +261,14 @@ def check_prompt_file(content: dict[str, Any], path: Path | None) -> dict[str, A
 
 
 def is_file_name(text: str) -> bool:
-    """Whether a prompt option names an existing file; a long text can't."""
+    """Whether a prompt option names a file; a long text can't, and a missing one is a mistake."""
     try:
-        return Path(text).is_file()
+        found = Path(text).is_file()
     except (OSError, ValueError):
         return False
+    if not found and re.fullmatch(r"\S+\.(json|txt)", text):
+        raise click.UsageError(f"There is no file {text}, and it hardly is a prompt.")
+    return found
 
 
 def read_file(path: Path) -> str | dict[str, Any]:

@@ -20,8 +20,9 @@ from tensorrt_llm.visual_gen.params import ParameterError
 
 GUARDRAILS_OFF = "TRTLLM_DISABLE_COSMOS3_GUARDRAILS"
 _WAYS_OUT = (
-    "pip install cosmos-guardrail and accept the license of nvidia/Cosmos-1.0-Guardrail on the "
-    f"Hub; or take the checks upon yourself with {GUARDRAILS_OFF}=1 or use_guardrails False"
+    "pip install -c constraints.txt cosmos-guardrail and accept the license of "
+    "nvidia/Cosmos-1.0-Guardrail on the Hub; or take the checks upon yourself with "
+    f"{GUARDRAILS_OFF}=1 or use_guardrails False"
 )
 
 
