@@ -44,23 +44,26 @@ def main(
         {name: value for name, value in values.items() if value is not None}
         for values in (given, extra)
     )
-    with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
-        video = client.videos.create(prompt=prompt, extra_body=extra, **given)
-        click.echo(f"Created {video.id}: {video.size}, {video.seconds} s, seed {video.seed}.")
-        seen = None
-        while video.status not in ("completed", "failed"):
-            if seen != (now := (video.status, video.stage, video.step)):
-                click.echo(f"{video.status} {video.stage or ''} {video.step}/{video.num_steps}")
-                seen = now
-            time.sleep(poll_seconds)
-            video = client.videos.retrieve(video.id)
-        if video.status == "failed":
-            raise click.ClickException(f"{video.error.code}: {video.error.message}")
-        client.videos.download_content(video.id).write_to_file(output_path)
-        click.echo(f"Saved {output_path}.")
-        if delete:
-            client.videos.delete(video.id)
-            click.echo(f"Deleted {video.id}.")
+    try:
+        with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
+            video = client.videos.create(prompt=prompt, extra_body=extra, **given)
+            click.echo(f"Created {video.id}: {video.size}, {video.seconds} s, seed {video.seed}.")
+            seen = None
+            while video.status not in ("completed", "failed"):
+                if seen != (now := (video.status, video.stage, video.step)):
+                    click.echo(f"{video.status} {video.stage or ''} {video.step}/{video.num_steps}")
+                    seen = now
+                time.sleep(poll_seconds)
+                video = client.videos.retrieve(video.id)
+            if video.status == "failed":
+                raise click.ClickException(f"{video.error.code}: {video.error.message}")
+            client.videos.download_content(video.id).write_to_file(output_path)
+            click.echo(f"Saved {output_path}.")
+            if delete:
+                client.videos.delete(video.id)
+                click.echo(f"Deleted {video.id}.")
+    except openai.OpenAIError as error:
+        raise click.ClickException(str(error)) from error
 
 
 if __name__ == "__main__":

@@ -31,10 +31,13 @@ def main(
     # What OpenAI's own service doesn't know goes into extra_body.
     extra = {"num_inference_steps": num_inference_steps, "seed": seed}
     extra = {name: value for name, value in extra.items() if value is not None}
-    with openai.OpenAI(base_url=base_url, api_key=api_key, timeout=3600) as client:
-        result = client.images.generate(
-            prompt=prompt, size=size, n=n, response_format="b64_json", extra_body=extra
-        )
+    try:
+        with openai.OpenAI(base_url=base_url, api_key=api_key, timeout=3600) as client:
+            result = client.images.generate(
+                prompt=prompt, size=size, n=n, response_format="b64_json", extra_body=extra
+            )
+    except openai.OpenAIError as error:
+        raise click.ClickException(str(error)) from error
     for index, image in enumerate(result.data):
         suffix = f"-{index}" if index else ""
         path = output_path.with_stem(output_path.stem + suffix)
