@@ -97,7 +97,18 @@ def main(
                     )
                 )
             click.echo("No MODEL: a tiny checkpoint with random weights, so the results are noise.")
-            model = str(cached_tiny_checkpoint(click.echo))
+            try:
+                model = str(cached_tiny_checkpoint(click.echo))
+            except OSError as error:
+                raise ValueError(
+                    describe_error(
+                        "The tiny checkpoint can't be made",
+                        where=error.filename or "the user's cache",
+                        expected="a folder that this user can make and write to, with room in it",
+                        found=error.strerror or error,
+                        remedy="set XDG_CACHE_HOME to such a folder, or name a MODEL",
+                    )
+                ) from error
         spec = visual_gen_spec(model, args)
         listener = bind(settings)
 
@@ -110,7 +121,7 @@ def main(
                 )
 
         code = serve(settings, spec, listener, announce)
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, NotImplementedError, OSError) as error:
         raise click.ClickException(str(error)) from error
     sys.exit(code)
 

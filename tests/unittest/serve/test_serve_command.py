@@ -118,6 +118,20 @@ def test_mistakes_are_told_before_anything_is_started(run, arguments, words):
     assert re.search(words, output) and spec is None and "Traceback" not in output
 
 
+@pytest.mark.parametrize("model", [[], ["m" * 5000]], ids=["no MODEL", "an endless MODEL"])
+def test_what_the_file_system_refuses_is_told_in_one_line(run, tmp_path, monkeypatch, model):
+    # A file where the cache's folder belongs: nobody can make that, root included.
+    cache = tmp_path / "a file"
+    cache.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    output, _, spec = run(*model, code=1)
+    error = output[output.index("Error: ") :]
+    assert error.count("\n") == 1 and spec is None and "Traceback" not in output
+    if not model:
+        assert "The tiny checkpoint can't be made" in error and str(cache) in error
+        assert "XDG_CACHE_HOME" in error and "name a MODEL" in error
+
+
 def test_a_media_folder_in_use_is_told_and_nothing_is_started(tmp_path, monkeypatch):
     folder = MediaFolder(tmp_path, 2**20)
     arguments = ["--port", "0", "--media_path", str(tmp_path), "nvidia/Cosmos3-Nano"]
