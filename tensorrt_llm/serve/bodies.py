@@ -18,6 +18,9 @@ M = TypeVar("M", bound=BaseModel)
 # Stands for an uploaded file while the fields are validated.
 _UPLOADED = "uploaded file"
 _MAX_PARTS = 100
+# More than any field takes: a file too many is refused by its name, which the parser doesn't tell.
+# Not many more, for each may hold a descriptor.
+_MAX_FILES = 16
 # A prompt may be long; longer text is refused by the pipeline, which says how long it may be.
 _MAX_TEXT_PART = 8 * 2**20
 _BRACKETS = re.compile(r"(\w+)\[(\w+)\](\[\])?", re.ASCII)
@@ -86,7 +89,7 @@ async def _read_form(
 ) -> tuple[dict[str, Any], dict[str, UploadFile]]:
     try:
         form = await request.form(
-            max_files=len(file_fields), max_fields=_MAX_PARTS, max_part_size=_MAX_TEXT_PART
+            max_files=_MAX_FILES, max_fields=_MAX_PARTS, max_part_size=_MAX_TEXT_PART
         )
     except HTTPException as error:
         raise ApiError(400, f"The multipart body can't be read: {error.detail}") from None
@@ -96,12 +99,15 @@ async def _read_form(
     problems = []
     for name, value in form.multi_items():
         match = _BRACKETS.fullmatch(name)
+        is_member = match is not None and "object" in kinds.get(match[1], ())
         if isinstance(value, UploadFile):
             if name not in file_fields:
-                problems.append((name[:200], "expected text, found a file"))
+                known = name in kinds or is_member
+                problem = "expected text, found a file" if known else "unknown field (a file)"
+                problems.append((name[:200], problem))
                 continue
             files[name], value = value, _UPLOADED
-        if match and "object" in kinds.get(match[1], ()):
+        if is_member:
             _set_member(values.setdefault(match[1], {}), match, value, problems)
         elif name in values:
             problems.append((name[:200], "given more than once"))

@@ -17,7 +17,7 @@ from tensorrt_llm.serve.requests import ImageGenerationRequest, VideoGenerationR
 FILES = ("image_reference", "video_reference", "input_reference")
 
 
-def read(message: httpx.Request, model=VideoGenerationRequest):
+def read(message: httpx.Request, model=VideoGenerationRequest, file_fields=FILES):
     """``read_body`` of what a client would send: (fields that were given, contents of files)."""
 
     async def receive() -> dict[str, Any]:
@@ -27,7 +27,7 @@ def read(message: httpx.Request, model=VideoGenerationRequest):
     scope = {"type": "http", "method": "POST", "path": "/", "headers": headers, "query_string": b""}
 
     async def run():
-        body, files = await read_body(Request(scope, receive), model, FILES)
+        body, files = await read_body(Request(scope, receive), model, file_fields)
         contents = {name: await file.read() for name, file in files.items()}
         return body.model_dump(exclude_unset=True), contents
 
@@ -116,7 +116,6 @@ def test_files_come_apart_from_the_fields():
             r"extra_params\[a\]: given more than once",
         ),
         (as_form(("prompt", "a"), ("size[w]", "1")), 422, r"size\[w\]: unknown field"),
-        (as_form(files={"prompt": ("a", b"x")}), 422, "prompt: expected text, found a file"),
         (as_json(prompt="a", nope=1, also=2), 422, "nope: unknown field; also: unknown field"),
         (as_json(size="a"), 422, "prompt: Field required; size: expected 'WIDTHxHEIGHT'"),
     ],
@@ -125,6 +124,27 @@ def test_what_can_not_be_right_is_refused_by_name(message, status, words):
     with pytest.raises(ApiError, match=words) as error:
         read(message)
     assert error.value.status == status
+
+
+@pytest.mark.parametrize(
+    ("model", "file_fields"), [(ImageGenerationRequest, ()), (VideoGenerationRequest, FILES)]
+)
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["mask"], r"mask: unknown field \(a file\)"),
+        (["size[w]"], r"size\[w\]: unknown field"),
+        (["prompt"], "prompt: expected text, found a file"),
+        (["extra_params[a]"], r"extra_params\[a\]: expected text, found a file"),
+        (["a", "b", "c", "d"], "a: unknown field .*; b: unknown .*; c: .*; d: unknown field"),
+    ],
+    ids=str,
+)
+def test_a_file_that_no_field_takes_is_refused_by_name(model, file_fields, names, words):
+    message = as_form(("prompt", "a"), files={name: ("x.png", b"x") for name in names})
+    with pytest.raises(ApiError, match=words) as error:
+        read(message, model, file_fields)
+    assert (error.value.status, error.value.param) == (422, names[0])
 
 
 @pytest.mark.parametrize("model", [ImageGenerationRequest, VideoGenerationRequest])
