@@ -29,6 +29,12 @@ _TYPES = {
     503: "ServiceUnavailableError",
 }
 _MAX_MESSAGE = 4000
+# Where pydantic's own words name its options or a Python class.
+_PROBLEMS = {
+    "extra_forbidden": "unknown field",
+    "model_type": "expected an object",
+    "dict_type": "expected an object",
+}
 
 
 class ApiError(Exception):
@@ -89,10 +95,11 @@ def validation_problems(errors: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
     """(field, problem) pairs of pydantic's errors, without the values that were sent."""
     problems = []
     for error in errors:
-        place = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
-        problem = error["msg"].removeprefix("Value error, ")
-        if error["type"] == "extra_forbidden":
-            problem = "unknown field"
+        place = [str(part) for part in error["loc"]]
+        # Pydantic's mark of a dictionary's key; a client's field of that name can only be unknown.
+        if place[-1:] == ["[key]"] and error["type"] != "extra_forbidden":
+            del place[-1]
+        problem = _PROBLEMS.get(error["type"]) or error["msg"].removeprefix("Value error, ")
         problems.append((".".join(place)[:200], problem))
     return problems
 
@@ -106,7 +113,9 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
-        return unprocessable(validation_problems(error.errors())).response()
+        # FastAPI puts "query" or "path" before the place: where, not which field.
+        errors = [found | {"loc": found["loc"][1:]} for found in error.errors()]
+        return unprocessable(validation_problems(errors)).response()
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:

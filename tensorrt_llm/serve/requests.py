@@ -16,7 +16,9 @@ from pydantic import (
     Field,
     StrictInt,
     StrictStr,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    WrapValidator,
     model_validator,
 )
 
@@ -190,6 +192,19 @@ class ReferenceObject(BaseModel):
     image_url: Text = Field(description="An http(s) URL or a `data:` URI of a picture.")
 
 
+def _check_reference(value: Any, either: ValidatorFunctionWrapHandler) -> str | ReferenceObject:
+    # Not ``either``, which gives the schema alone: its errors name the classes and validators of
+    # both alternatives, and the field that is wrong after them.
+    if isinstance(value, str):
+        return _check_unicode(value)
+    if isinstance(value, (dict, ReferenceObject)):
+        return ReferenceObject.model_validate(value)
+    raise ValueError("expected text or an object with image_url")
+
+
+TextOrObject = Annotated[Text | ReferenceObject, WrapValidator(_check_reference)]
+
+
 class VideoGenerationRequest(_GenerationRequest):
     """Body of ``POST /v1/videos`` and ``POST /v1/videos/sync``.
 
@@ -203,7 +218,7 @@ class VideoGenerationRequest(_GenerationRequest):
     video_reference: Text | None = Field(
         None, description="A clip to continue: an http(s) URL or a `data:` URI."
     )
-    input_reference: Text | ReferenceObject | None = Field(
+    input_reference: TextOrObject | None = Field(
         None,
         description="OpenAI's name: a picture or a clip, told by the bytes of an uploaded file, "
         "the type of a `data:` URI, the name of a URL.",

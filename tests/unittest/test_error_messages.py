@@ -61,7 +61,7 @@ UNDESCRIBED = {
     **{
         ("tensorrt_llm/serve/requests.py", name): "pydantic adds the field, the server lists all"
         for name in (
-            *("_check_size", "_check_unicode", "_no_flag"),
+            *("_check_size", "_check_unicode", "_check_reference", "_no_flag"),
             *("_check_one_size", "_check_one_format", "_check_alternatives"),
         )
     },
