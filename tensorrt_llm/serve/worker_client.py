@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
@@ -112,7 +113,10 @@ class WorkerClient:
     def kill(self) -> None:
         """Kill the worker; unless the server stops, another one is started."""
         if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+            # Not Process.kill: before it kills it polls, and so reaps a worker that is dead, whose
+            # exit code asyncio's child watcher then looks for in vain: it warns and reports 255.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message; to a dead worker it is lost, and ``on_state`` tells."""

@@ -2,7 +2,10 @@
 """The server's end of the worker: whenever it is told to stop, it stops and leaves no process."""
 
 import asyncio
+import contextlib
 import os
+import signal
+import threading
 
 import pytest
 
@@ -54,3 +57,39 @@ def test_a_stop_while_a_dead_worker_is_replaced_leaves_no_worker():
         assert client.pid != first
 
     asyncio.run(run())
+
+
+def test_the_exit_code_of_a_dead_worker_is_its_own_and_nobody_else_reaps_it(monkeypatch, caplog):
+    # The order that loses it, made certain: the stream has ended, the worker is dead and is killed
+    # for good, and only then does asyncio's thread ask for its exit code.
+    killed, waitpid, kill = threading.Event(), os.waitpid, WorkerClient.kill
+
+    def late_waitpid(pid, options):
+        if threading.current_thread() is not threading.main_thread():
+            killed.wait(LONG)
+        return waitpid(pid, options)
+
+    def kill_the_dead(client):
+        if not killed.is_set():
+            # Another child watcher, that of newer Pythons, may have been faster.
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, client.pid, os.WEXITED | os.WNOWAIT)
+        kill(client)
+        killed.set()
+
+    monkeypatch.setattr(os, "waitpid", late_waitpid)
+    monkeypatch.setattr(WorkerClient, "kill", kill_the_dead)
+
+    async def run():
+        restarting = asyncio.Event()
+        client = WorkerClient(LOADING, lambda message: None, restarting.set)
+        client.start()
+        while client.pid is None:
+            await asyncio.sleep(0.01)
+        os.kill(client.pid, signal.SIGKILL)
+        await restarting.wait()
+        await stop(client)
+
+    asyncio.run(run())
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [f"The worker died (exit code {-signal.SIGKILL}); starting another."]
