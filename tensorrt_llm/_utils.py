@@ -28,7 +28,9 @@ def describe_error(
         ``"what (where: ...): expected ..., found .... Remedy: ...."``.
     """
     facts = f"{what} (where: {where}): expected {expected}, found {found}."
-    return f"{facts}{REMEDY_MARK}{remedy.rstrip('.')}."
+    # An ellipsis is part of what it says, "1, 5, 9, ...", and ends the sentence too.
+    end = remedy if remedy.endswith("...") else f"{remedy.rstrip('.')}."
+    return f"{facts}{REMEDY_MARK}{end}"
 
 
 @functools.cache

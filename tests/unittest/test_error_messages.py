@@ -192,6 +192,19 @@ def test_a_message_with_a_part_missing_cannot_be_composed():
     assert text == "Wrong (where: here): expected None, found None. Remedy: do this."
 
 
+@pytest.mark.parametrize(
+    ("remedy", "end"),
+    [
+        ("take 1, 5, 9, 13, ...", " Remedy: take 1, 5, 9, 13, ..."),
+        ("take 1, 5, ... or 13", " Remedy: take 1, 5, ... or 13."),
+        ("take 1.", " Remedy: take 1."),
+        ("take 1..", " Remedy: take 1."),
+    ],
+)
+def test_a_message_ends_with_one_dot_or_the_ellipsis_of_its_remedy(remedy, end):
+    assert describe_error("Wrong", where="", expected=1, found=2, remedy=remedy).endswith(end)
+
+
 def test_no_remedy_is_empty_or_fits_any_error():
     generic = {
         (place.rpartition(":")[0], text)
