@@ -182,8 +182,10 @@ def load_generator(factory: str, options: dict[str, Any]) -> Generator:
 
 def main(descriptor: int) -> None:
     """Serve until the server is gone or says so."""
-    # The terminal's Ctrl-C reaches the whole process group; the server decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C in a terminal and systemd's SIGTERM reach every process; the server decides what they
+    # mean.
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)
     channel = WorkerChannel(descriptor)
     messages = iter(channel)
     start = next(messages, None)

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import threading
 import time
+from pathlib import Path
 
 import httpx2 as httpx
 import pytest
@@ -89,10 +90,20 @@ def test_kill_9_while_queued_generating_and_encoding(tmp_path):
         assert server.stop() == 0
 
 
-def test_a_shutdown_lets_jobs_finish_and_answers_meanwhile(tmp_path):
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_a_shutdown_lets_jobs_finish_and_answers_meanwhile(tmp_path, whole_group):
     stub = {"generate_seconds": 0.6}
     with ServerProcess(tmp_path, {"drain_timeout": LONG}, stub) as server:
         ids = [create(server.url) for _ in range(2)]
+        if whole_group:  # as systemd and timeout do
+            workers = children(server.process.pid)
+            assert workers
+            for pid in workers:
+                os.kill(pid, signal.SIGTERM)
         server.process.send_signal(signal.SIGTERM)
         until(lambda: server.health() == "draining")
         refused = httpx.post(f"{server.url}/v1/videos", json={"prompt": "a"})
