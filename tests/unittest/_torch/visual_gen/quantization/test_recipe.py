@@ -104,6 +104,19 @@ def test_options_that_say_per_tensor_are_accepted(key, value):
     assert load(changed((*WEIGHTS, key), value)) == load(PUBLISHED)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("modules_to_not_convert", []), ("weight_block_size", None), ("per_channel", False)),
+        *(("activation_scheme", "static"), ("fmt", "e4m3"), ("fmt", "float8_e4m3fn")),
+        *(("granularity", "per_tensor"), ("quant_type", "FP8"), ("quant_type", None)),
+        ("whatever_a_later_exporter_adds", {"a": 1}),
+    ],
+)
+def test_a_key_of_the_checkpoint_that_changes_no_meaning_is_accepted(key, value):
+    assert load(changed((key,), value)) == load(PUBLISHED)
+
+
 SECOND_GROUP = {
     "weights": {"dynamic": False, "num_bits": 4, "type": "float"},
     "input_activations": {"dynamic": False, "num_bits": 8, "type": "float"},
@@ -144,6 +157,17 @@ REFUSED = [
     (changed(("config_groups", "group_1"), SECOND_GROUP), "group_1.weights"),
     (changed(("config_groups", "group_1"), DYNAMIC_GROUP), "Mixed config groups"),
     (changed(("dynamic",), True), "dynamic contradicts config_groups"),
+    (changed(("modules_to_not_convert",), ["gen_layers"]), "modules_to_not_convert"),
+    (changed(("ignored_layers",), ["gen_layers"]), "ignored_layers"),
+    (changed(("weight_block_size",), [128, 128]), "weight_block_size"),
+    (changed(("per_channel",), True), "per_channel"),
+    (changed(("granularity",), "block"), "granularity"),
+    (changed(("fmt",), "e5m2"), "e5m2"),
+    (changed(("fmt",), ["e4m3"]), "fmt"),
+    (changed(("quant_type",), "NVFP4"), "quant_type"),
+    (changed(("activation_scheme",), "dynamic"), "activation_scheme contradicts"),
+    ({"quant_algo": "FP8", "activation_scheme": "static"}, "activation_scheme contradicts"),
+    ({"activation_scheme": "dynamic"}, "activation_scheme without an algorithm"),
     ({"quant_algo": "FP8", "dynamic": False}, "static recipe needs its groups"),
     ({"quant_algo": "FP8", "dynamic": "yes"}, "no boolean"),
     ({"quantization": {"quant_algo": "FP8"}}, "quantization is not supported"),
