@@ -15,6 +15,7 @@ from tensorrt_llm._torch.visual_gen.config_fields import (
     ParallelConfig,
     TorchCompileConfig,
 )
+from tensorrt_llm._torch.visual_gen.quantization.caller_recipe import refuse_unknown_keys
 from tensorrt_llm._utils import describe_error
 from tensorrt_llm.models.modeling_utils import QuantConfig
 from tensorrt_llm.strict_model import StrictModel
@@ -70,7 +71,8 @@ class VisualGenArgs(StrictModel):
         model: A local checkpoint folder or a Hub id; ``VisualGen(model)`` fills it in.
         revision: Branch, tag or commit of a Hub repository, for every file. Not for a local folder.
         quant_config: Replaces the checkpoint's recipe: a QuantConfig, or a dictionary in ModelOpt's
-            style such as ``{"quant_algo": "FP8"}`` (quantise a 16-bit checkpoint while loading).
+            style such as ``{"quant_algo": "FP8"}`` (quantise a 16-bit checkpoint while loading);
+            ``{}`` means 16 bit. Unknown keys are refused.
         compilation_config: Shapes to warm up.
         torch_compile_config: torch.compile; by default on for CUDA and off on CPU.
         cuda_graph_config: CUDA graphs.
@@ -80,7 +82,7 @@ class VisualGenArgs(StrictModel):
 
     model: str | None = None
     revision: str | None = None
-    # A dictionary stays one: its keys are ModelOpt's, and the loader reads them.
+    # A dictionary stays one: its keys are ModelOpt's, and the loader reads what they say.
     quant_config: dict[str, Any] | QuantConfig | None = Field(None, union_mode="left_to_right")
     compilation_config: CompilationConfig = Field(default_factory=CompilationConfig)
     torch_compile_config: TorchCompileConfig = Field(default_factory=TorchCompileConfig)
@@ -108,6 +110,9 @@ class VisualGenArgs(StrictModel):
                     remedy='pass {"quant_algo": "FP8"} to quantise while loading, or leave it out',
                 )
             )
+        if isinstance(recipe, dict):
+            # Here already, so that a slip of the pen shows before a checkpoint is downloaded.
+            refuse_unknown_keys(recipe)
         return recipe
 
     @model_validator(mode="after")

@@ -20,6 +20,7 @@ from tensorrt_llm._torch.visual_gen.config_fields import (
     TorchCompileConfig,
     refuse_unbuilt_options,
 )
+from tensorrt_llm._torch.visual_gen.quantization.caller_recipe import parse_callers_recipe
 from tensorrt_llm._torch.visual_gen.quantization.recipe import parse_quant_recipe
 from tensorrt_llm._utils import describe_error
 from tensorrt_llm.mapping import Mapping
@@ -123,7 +124,8 @@ class DiffusionPipelineConfig:
 
         Args:
             path: Root folder of the checkpoint; ``transformer/config.json`` is read.
-            args: The caller's options; their ``quant_config`` replaces the checkpoint's recipe.
+            args: The caller's options; their ``quant_config`` replaces the checkpoint's recipe,
+                and is judged more strictly: none of its keys may be without effect.
 
         Raises:
             ValueError: the file is missing or no JSON object, or the recipe is refused.
@@ -131,11 +133,11 @@ class DiffusionPipelineConfig:
         """
         pretrained = _read_json_object(Path(path) / "transformer" / "config.json")
         override = None if args is None else args.quant_config
-        recipe = pretrained.get("quantization_config") if override is None else override
-        if isinstance(recipe, QuantConfig):
-            recipe = recipe.model_dump(mode="json", exclude_none=True)
-        quant_config, _, dynamic_weight, dynamic_activation = cls.load_diffusion_quant_config(
-            recipe
+        recipe = pretrained.get("quantization_config")
+        quant_config, _, dynamic_weight, dynamic_activation = (
+            cls.load_diffusion_quant_config(recipe)
+            if override is None
+            else parse_callers_recipe(override, recipe)
         )
         options = {}
         if args is not None:
@@ -166,7 +168,9 @@ class DiffusionPipelineConfig:
         Every group of ``config_groups`` is read: all have to be FP8 (8-bit float) for weights and
         activations, with one scale a tensor, and to agree on ``dynamic``. Without groups
         ``{"quant_algo": "FP8"}`` means that weights are quantised while they load and activations
-        at run time. ``ignore`` becomes ``exclude_modules``.
+        at run time. ``ignore`` becomes ``exclude_modules``. Keys at the top level that nobody here
+        knows are left alone, as a checkpoint's own recipe may have them; `from_pretrained` refuses
+        them in a caller's.
 
         Args:
             recipe: The dict; None, ``{}`` and one without algorithm and groups mean none.
@@ -177,7 +181,8 @@ class DiffusionPipelineConfig:
 
         Raises:
             ValueError: an unknown or unverified algorithm (named), another quant_method than
-                "modelopt", weight-only, per-channel or block scales, groups that differ.
+                "modelopt", weight-only, per-channel or block scales, groups that differ, keys that
+                contradict the algorithm or each other.
         """
         return parse_quant_recipe(recipe)
 

@@ -26,6 +26,7 @@ def test_every_algorithm_quantises_and_none_does_not():
         "tensorrt_llm.mapping",
         "tensorrt_llm._torch.model_config",
         "tensorrt_llm._torch.visual_gen.config_fields",
+        "tensorrt_llm._torch.visual_gen.quantization.caller_recipe",
         "tensorrt_llm._torch.visual_gen.quantization.recipe",
     ],
 )
