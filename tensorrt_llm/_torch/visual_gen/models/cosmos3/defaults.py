@@ -20,6 +20,12 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.extra_params import (
     flag,
     given_extra_params,
 )
+from tensorrt_llm._torch.visual_gen.models.cosmos3.request_rules import (
+    check_distilled,
+    choose_task,
+    resolve_audio,
+    resolve_guidance,
+)
 from tensorrt_llm._torch.visual_gen.models.cosmos3.resolved_request import (
     TEMPORAL_FACTOR,
     ResolvedRequest,
@@ -142,11 +148,6 @@ DEFAULTS: Mapping[tuple[str, str], Mapping[str, TaskDefaults]] = {
     ("nano", "distilled"): _DISTILLED,
     ("super", "distilled"): _DISTILLED,
 }
-_NO_GUIDANCE = "none with guidance_scale <= 1, where it has no effect"
-_NO_SCHEDULE = "none with a 4-step build, whose schedule is fixed"
-_GUIDANCE_REMEDY = "leave what guides out, or raise guidance_scale above 1"
-_DISTILLED_REMEDY = "leave out what a 4-step build has fixed, or load a base build"
-_ONE_OF_BOTH = "give output_type or num_frames, one of them says it"
 
 
 def task_defaults(traits: "CheckpointTraits") -> dict[str, dict[str, Any]]:
@@ -202,7 +203,7 @@ def resolve_request(
     """
     check = Violations()
     extra = given_extra_params(params.extra_params, check)
-    task = _choose_task(params, extra.get("output_type"), check)
+    task = choose_task(params, extra.get("output_type"), check)
     rows = DEFAULTS[traits.family, traits.build]
     if task not in rows:
         expected = f"{' or '.join(rows)}, which this 4-step build serves"
@@ -234,8 +235,8 @@ def resolve_request(
     steps = _or_default(params.num_inference_steps, _steps(row, traits))
     steps = check.integer("num_inference_steps", steps, 1, MAX_STEPS)
     if traits.fixed_sigmas is not None:
-        _check_distilled(steps, guidance_scale, extra, traits, check)
-    negative_prompt, interval = _resolve_guidance(
+        check_distilled(steps, guidance_scale, extra, traits, check)
+    negative_prompt, interval = resolve_guidance(
         params.negative_prompt,
         extra.get("guidance_interval"),
         guidance_scale > 1.0,
@@ -275,7 +276,7 @@ def resolve_request(
         use_system_prompt=flag(extra, "use_system_prompt", system_prompt, check),
         flow_shift=_resolve_flow_shift(extra.get("flow_shift"), row, check),
         guidance_interval=interval,
-        enable_audio=_resolve_audio(extra, task, traits, check),
+        enable_audio=resolve_audio(extra, task, traits, check),
         condition_video_latent_indexes=condition_indexes(
             extra, task, num_frames, row.condition_video_latent_indexes, check
         ),
@@ -300,95 +301,7 @@ def _default_negative(row: TaskDefaults, traits: "CheckpointTraits") -> str:
     return _or_default(row.negative_prompt, traits.video_negative_prompt)
 
 
-def _choose_task(params: VisualGenParams, output_type: Any, check: Violations) -> str:
-    num_frames = params.num_frames
-    one_frame = num_frames == 1 and not isinstance(num_frames, bool)
-    if output_type is not None:
-        output_type = check.choice("extra_params.output_type", output_type, ("image", "video"))
-    wants_image = output_type == "image" or (output_type is None and one_frame)
-    if output_type == "image" and num_frames is not None and not one_frame:
-        expected = "1 or nothing with output_type 'image'"
-        check.add("num_frames", expected, num_frames, _ONE_OF_BOTH)
-    elif output_type == "video" and one_frame:
-        expected = "2 or more with output_type 'video'"
-        check.add("num_frames", expected, num_frames, _ONE_OF_BOTH)
-    references = [
-        name for name in ("image_reference", "video_reference") if getattr(params, name) is not None
-    ]
-    if len(references) == 2:
-        remedy = "choose the reference to start from, and leave the other out"
-        check.add(" and ".join(references), "one of them", "both", remedy)
-    if wants_image:
-        for name in references:
-            expected = "none for an image, which is made from text alone"
-            check.add(name, expected, "a reference", "leave the reference out, or ask for a video")
-        return "text_to_image"
-    if not references:
-        return "text_to_video"
-    return "image_to_video" if references[0] == "image_reference" else "video_to_video"
-
-
 def _resolve_flow_shift(given: Any, row: TaskDefaults, check: Violations) -> float | None:
     if given is None:
         return row.flow_shift
     return check.number("extra_params.flow_shift", given, MIN_FLOW_SHIFT, MAX_FLOW_SHIFT)
-
-
-def _check_distilled(
-    steps: int,
-    guidance_scale: float,
-    extra: dict[str, Any],
-    traits: "CheckpointTraits",
-    check: Violations,
-) -> None:
-    """A distilled build was trained for its own noise levels without guidance (cosmos3.md E.1)."""
-    count = len(traits.fixed_sigmas)
-    if steps != count:
-        expected = f"{count}, what this 4-step build was trained for"
-        check.add("num_inference_steps", expected, steps, _DISTILLED_REMEDY)
-    if guidance_scale != 1.0:
-        expected = "1.0, since a 4-step build has no guidance"
-        check.add("guidance_scale", expected, guidance_scale, _DISTILLED_REMEDY)
-    if "flow_shift" in extra:
-        given = extra["flow_shift"]
-        check.add("extra_params.flow_shift", _NO_SCHEDULE, given, _DISTILLED_REMEDY)
-
-
-def _resolve_audio(
-    extra: dict[str, Any], task: str, traits: "CheckpointTraits", check: Violations
-) -> bool:
-    wanted = flag(extra, "enable_audio", False, check)
-    if wanted and task == "text_to_image":
-        remedy = "leave enable_audio out, or ask for a video"
-        check.add("extra_params.enable_audio", "False for an image", wanted, remedy)
-    elif wanted and not traits.has_sound:
-        expected = "False with this checkpoint, which makes no sound"
-        remedy = "leave enable_audio out, or load a checkpoint with sound"
-        check.add("extra_params.enable_audio", expected, wanted, remedy)
-    return wanted
-
-
-def _resolve_guidance(
-    negative_prompt: Any,
-    interval: Any,
-    guided: bool,
-    *,
-    default_negative: str,
-    default_interval: tuple[float, float] | None,
-    check: Violations,
-) -> tuple[str, tuple[float, float] | None]:
-    """Both belong to guidance: without it a given one would do nothing, so it is refused."""
-    if negative_prompt is not None:
-        negative_prompt = check.text("negative_prompt", negative_prompt)
-    if interval is not None:
-        interval = check.interval("extra_params.guidance_interval", interval)
-    if guided:
-        return _or_default(negative_prompt, default_negative), _or_default(
-            interval, default_interval
-        )
-    if negative_prompt:
-        check.add("negative_prompt", _NO_GUIDANCE, "text", _GUIDANCE_REMEDY)
-    if interval is not None:
-        name = "extra_params.guidance_interval"
-        check.add(name, _NO_GUIDANCE, interval, _GUIDANCE_REMEDY)
-    return "", None

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the values of a request must agree on: the task, guidance, fixed schedules and sound.
+
+Each rule notes its violations and gives the values that follow from it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from tensorrt_llm._torch.visual_gen.models.cosmos3.extra_params import flag
+from tensorrt_llm._torch.visual_gen.models.cosmos3.violations import Violations
+from tensorrt_llm.visual_gen.params import VisualGenParams
+
+if TYPE_CHECKING:
+    from tensorrt_llm._torch.visual_gen.models.cosmos3.checkpoint_traits import CheckpointTraits
+
+_NO_GUIDANCE = "none with guidance_scale <= 1, where it has no effect"
+_NO_SCHEDULE = "none with a 4-step build, whose schedule is fixed"
+_GUIDANCE_REMEDY = "leave what guides out, or raise guidance_scale above 1"
+_DISTILLED_REMEDY = "leave out what a 4-step build has fixed, or load a base build"
+_ONE_OF_BOTH = "give output_type or num_frames, one of them says it"
+
+
+def choose_task(params: VisualGenParams, output_type: Any, check: Violations) -> str:
+    """The task that a request asks for; a contradiction is a violation."""
+    num_frames = params.num_frames
+    one_frame = num_frames == 1 and not isinstance(num_frames, bool)
+    if output_type is not None:
+        output_type = check.choice("extra_params.output_type", output_type, ("image", "video"))
+    wants_image = output_type == "image" or (output_type is None and one_frame)
+    if output_type == "image" and num_frames is not None and not one_frame:
+        expected = "1 or nothing with output_type 'image'"
+        check.add("num_frames", expected, num_frames, _ONE_OF_BOTH)
+    elif output_type == "video" and one_frame:
+        expected = "2 or more with output_type 'video'"
+        check.add("num_frames", expected, num_frames, _ONE_OF_BOTH)
+    references = [
+        name for name in ("image_reference", "video_reference") if getattr(params, name) is not None
+    ]
+    if len(references) == 2:
+        remedy = "choose the reference to start from, and leave the other out"
+        check.add(" and ".join(references), "one of them", "both", remedy)
+    if wants_image:
+        for name in references:
+            expected = "none for an image, which is made from text alone"
+            check.add(name, expected, "a reference", "leave the reference out, or ask for a video")
+        return "text_to_image"
+    if not references:
+        return "text_to_video"
+    return "image_to_video" if references[0] == "image_reference" else "video_to_video"
+
+
+def check_distilled(
+    steps: int,
+    guidance_scale: float,
+    extra: dict[str, Any],
+    traits: "CheckpointTraits",
+    check: Violations,
+) -> None:
+    """A distilled build was trained for its own noise levels without guidance (cosmos3.md E.1)."""
+    count = len(traits.fixed_sigmas)
+    if steps != count:
+        expected = f"{count}, what this 4-step build was trained for"
+        check.add("num_inference_steps", expected, steps, _DISTILLED_REMEDY)
+    if guidance_scale != 1.0:
+        expected = "1.0, since a 4-step build has no guidance"
+        check.add("guidance_scale", expected, guidance_scale, _DISTILLED_REMEDY)
+    if "flow_shift" in extra:
+        given = extra["flow_shift"]
+        check.add("extra_params.flow_shift", _NO_SCHEDULE, given, _DISTILLED_REMEDY)
+
+
+def resolve_audio(
+    extra: dict[str, Any], task: str, traits: "CheckpointTraits", check: Violations
+) -> bool:
+    """Whether sound is generated, which not every task and checkpoint can."""
+    wanted = flag(extra, "enable_audio", False, check)
+    if wanted and task == "text_to_image":
+        remedy = "leave enable_audio out, or ask for a video"
+        check.add("extra_params.enable_audio", "False for an image", wanted, remedy)
+    elif wanted and not traits.has_sound:
+        expected = "False with this checkpoint, which makes no sound"
+        remedy = "leave enable_audio out, or load a checkpoint with sound"
+        check.add("extra_params.enable_audio", expected, wanted, remedy)
+    return wanted
+
+
+def resolve_guidance(
+    negative_prompt: Any,
+    interval: Any,
+    guided: bool,
+    *,
+    default_negative: str,
+    default_interval: tuple[float, float] | None,
+    check: Violations,
+) -> tuple[str, tuple[float, float] | None]:
+    """Both belong to guidance: without it a given one would do nothing, so it is refused."""
+    if negative_prompt is not None:
+        negative_prompt = check.text("negative_prompt", negative_prompt)
+    if interval is not None:
+        interval = check.interval("extra_params.guidance_interval", interval)
+    if guided:
+        return (
+            default_negative if negative_prompt is None else negative_prompt,
+            default_interval if interval is None else interval,
+        )
+    if negative_prompt:
+        check.add("negative_prompt", _NO_GUIDANCE, "text", _GUIDANCE_REMEDY)
+    if interval is not None:
+        name = "extra_params.guidance_interval"
+        check.add(name, _NO_GUIDANCE, interval, _GUIDANCE_REMEDY)
+    return "", None
