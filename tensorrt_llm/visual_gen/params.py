@@ -75,8 +75,9 @@ class VisualGenParams(StrictModel):
     )
     frame_rate: Annotated[float | None, Unchecked] = Field(
         None,
-        description="Frames a second, of a video. Default: of the task; for video to video the "
-        "reference's, unless num_frames is given.",
+        description="Frames a second, of a video. With enable_audio, num_frames / frame_rate is at "
+        "most 120 seconds. Default: of the task; for video to video the reference's, unless "
+        "num_frames is given.",
     )
     negative_prompt: Annotated[str | None, Unchecked] = Field(
         None,

@@ -276,7 +276,7 @@ def resolve_request(
         use_system_prompt=flag(extra, "use_system_prompt", system_prompt, check),
         flow_shift=_resolve_flow_shift(extra.get("flow_shift"), row, check),
         guidance_interval=interval,
-        enable_audio=resolve_audio(extra, task, traits, check),
+        enable_audio=resolve_audio(extra, task, num_frames, frame_rate, traits, check),
         condition_video_latent_indexes=condition_indexes(
             extra, task, num_frames, row.condition_video_latent_indexes, check
         ),

@@ -13,6 +13,9 @@ from tensorrt_llm.visual_gen.params import VisualGenParams
 if TYPE_CHECKING:
     from tensorrt_llm._torch.visual_gen.models.cosmos3.checkpoint_traits import CheckpointTraits
 
+# Four times the longest published setting, 300 frames at 10 a second (cosmos3.md E.1): beyond it a
+# request is a mistake.
+MAX_SOUND_SECONDS = 120
 _NO_GUIDANCE = "none with guidance_scale <= 1, where it has no effect"
 _NO_SCHEDULE = "none with a 4-step build, whose schedule is fixed"
 _GUIDANCE_REMEDY = "leave what guides out, or raise guidance_scale above 1"
@@ -70,9 +73,19 @@ def check_distilled(
 
 
 def resolve_audio(
-    extra: dict[str, Any], task: str, traits: "CheckpointTraits", check: Violations
+    extra: dict[str, Any],
+    task: str,
+    num_frames: int,
+    frame_rate: float | None,
+    traits: "CheckpointTraits",
+    check: Violations,
 ) -> bool:
-    """Whether sound is generated, which not every task and checkpoint can."""
+    """Whether sound is generated, which not every task, checkpoint and length can have.
+
+    Silent, a clip costs what its frames cost, however slow they are shown. Sound has 25 tokens a
+    second, whatever the frames: 1001 of them at 0.01 a second would have 2.5 million. So a clip
+    with sound may last ``MAX_SOUND_SECONDS``.
+    """
     wanted = flag(extra, "enable_audio", False, check)
     if wanted and task == "text_to_image":
         remedy = "leave enable_audio out, or ask for a video"
@@ -81,6 +94,12 @@ def resolve_audio(
         expected = "False with this checkpoint, which makes no sound"
         remedy = "leave enable_audio out, or load a checkpoint with sound"
         check.add("extra_params.enable_audio", expected, wanted, remedy)
+    elif wanted and not check.refused("frame_rate"):  # a refused rate says no length
+        seconds = num_frames / frame_rate
+        if seconds > MAX_SOUND_SECONDS:
+            expected = f"at most {MAX_SOUND_SECONDS} seconds with enable_audio"
+            remedy = "raise frame_rate, ask for fewer frames, or leave enable_audio out"
+            check.add("num_frames / frame_rate", expected, f"{seconds:.10g} seconds", remedy)
     return wanted
 
 

@@ -42,6 +42,10 @@ class Violations:
         self.found.append(f"{name}: expected {expected}, found {reprlib.repr(found)}")
         self._remedies[remedy] = None
 
+    def refused(self, name: str) -> bool:
+        """Whether a violation names this field, so that its value is a stand-in."""
+        return any(name in found.replace(",", " ").split() for found in self._names)
+
     def raise_if_any(self) -> None:
         """Raises ParameterError with every violation, and then with what to do about them."""
         if self.found:
