@@ -120,6 +120,8 @@ class FakeSoundTokenizer:
         vocoder_input_dim=SOUND_CHANNELS,
         hop_size=None,
         dec_strides=[2, 4, 5, 6, 8],
+        dec_dim=4,
+        dec_out_channels=2,
         sampling_rate=48000,
     )
 

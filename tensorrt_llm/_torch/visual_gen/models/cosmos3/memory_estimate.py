@@ -11,6 +11,7 @@ top. Graphs of other sizes do not: where they leave it too little, they are drop
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,8 @@ def release_graphs(request: Cosmos3Request, components: "Cosmos3Components") -> 
         return
     size = (values.height, values.width, values.num_frames, decoder_channels(vae.config))
     at_once = decode_bytes(*size) * vae.dtype.itemsize // 2  # the count is of BF16
-    need = max(_denoise_bytes(values, components), at_once)
+    sound = _sound_decode_bytes(values, components)
+    need = max(_denoise_bytes(values, components), at_once, sound)
     if not (own and own[0] in graphs.shapes):
         need += graph_bytes(request, components)
     capacity = idle_capacity(components.device)
@@ -138,11 +140,18 @@ def _media_tokens(values: ResolvedRequest, components: "Cosmos3Components") -> i
 
 
 def _decode_bytes_at_least(values: ResolvedRequest, components: "Cosmos3Components") -> int:
-    """Decoding at once or in the smallest tiles, whichever takes less."""
+    """Decoding at once or in the smallest tiles, whichever takes less, and then the sound."""
     at_once = _decode_bytes(values, components, values.height, values.width)
     side = TILES[-1].size
     in_tiles = _decode_bytes(values, components, min(side, values.height), min(side, values.width))
-    return min(at_once, in_tiles)
+    return max(min(at_once, in_tiles), _sound_decode_bytes(values, components))
+
+
+def _sound_decode_bytes(values: ResolvedRequest, components: "Cosmos3Components") -> int:
+    if not values.enable_audio:
+        return 0
+    sound = SoundDecoder(components.sound_tokenizer, components.transformer.arch)
+    return sound.decode_bytes(values)
 
 
 def _branches(values: ResolvedRequest) -> int:
@@ -215,6 +224,12 @@ def check_fits(request: Cosmos3Request, components: "Cosmos3Components", capacit
     remedy = "ask for a smaller height and width or fewer frames"
     if values.is_guided and _decode_bytes_at_least(values, components) <= capacity:
         remedy += ", or set guidance_scale 1"
+    where = f"height {values.height}, width {values.width}, num_frames {values.num_frames}"
+    if values.enable_audio:
+        where += f" at frame_rate {values.frame_rate:g} with sound"
+        silent = replace(request, values=replace(values, enable_audio=False))
+        if estimate_bytes(silent, components) <= capacity:
+            remedy = f"raise frame_rate or leave enable_audio out; or {remedy}"
     graphs = graph_bytes(request, components)
     if graphs > 0:
         found += f", of which CUDA graphs keep {graphs / _GIB:.2f}"
@@ -226,8 +241,7 @@ def check_fits(request: Cosmos3Request, components: "Cosmos3Components", capacit
     raise MemoryError(
         describe_error(
             "The request doesn't fit the memory",
-            where=f"height {values.height}, width {values.width}, "
-            f"num_frames {values.num_frames} on {components.device}",
+            where=f"{where} on {components.device}",
             expected=f"at most {capacity / _GIB:.2f} GiB beside the weights",
             found=found,
             remedy=remedy,

@@ -15,6 +15,10 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Ar
 from tensorrt_llm._torch.visual_gen.models.cosmos3.resolved_request import ResolvedRequest
 from tensorrt_llm._utils import describe_error
 
+# Tensors of the decoder's last level, the widest, that live at one moment: 4, and half of one as its
+# input, in diffusers 0.42.1.
+_DECODER_TENSORS = 4
+
 
 class SoundDecoder:
     """The checkpoint's sound tokenizer, of which generation uses the decoding half.
@@ -59,6 +63,17 @@ class SoundDecoder:
     def latent_shape(self, values: ResolvedRequest) -> tuple[int, int, int]:
         """(1, C, T) of the request's sound latents, which cover the clip."""
         return 1, self._channels, math.ceil(self.samples(values) / self._hop)
+
+    def decode_bytes(self, values: ResolvedRequest) -> int:
+        """Bytes that ``decode`` takes beside the weights, at least.
+
+        The last level of the decoder, or after it the waveform: as decoded and in FP32.
+        """
+        config, size = self._tokenizer.config, self._tokenizer.dtype.itemsize
+        samples = self.latent_shape(values)[-1] * self._hop
+        features = _DECODER_TENSORS * config.dec_dim * samples * size
+        waveform = config.dec_out_channels * (samples * size + self.samples(values) * 4)
+        return max(features, waveform)
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor, values: ResolvedRequest) -> torch.Tensor:

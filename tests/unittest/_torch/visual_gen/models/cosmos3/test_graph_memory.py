@@ -64,11 +64,13 @@ def components(enable=True, any_length=True, windows=None, device="cpu"):
         config=SimpleNamespace(decoder_base_dim=256, dim_mult=[1], patch_size=2),
         dtype=torch.bfloat16,
     )
-    sound = SimpleNamespace(vocoder_input_dim=64, hop_size=1920, sampling_rate=48000)
+    sound = SimpleNamespace(
+        vocoder_input_dim=64, hop_size=1920, sampling_rate=48000, dec_dim=320, dec_out_channels=2
+    )
     return SimpleNamespace(
         transformer=transformer,
         vae=vae,
-        sound_tokenizer=SimpleNamespace(config=sound),
+        sound_tokenizer=SimpleNamespace(config=sound, dtype=torch.bfloat16),
         device=torch.device(device),
     )
 
@@ -248,6 +250,17 @@ def test_a_vae_of_fp32_takes_twice_the_memory_to_decode_at_once(monkeypatch):
     given, parts = request({"height": 720, "width": 1280, "num_frames": 5}), components()
     parts.vae.dtype = torch.float32
     need = 1.5 * (2 * decode_bytes(720, 1280, 5, 256) + graph_bytes(given, parts))
+    for free, dropped in ((need, False), (need - 1, True)):
+        held = Held(parts, request(IMAGE))
+        monkeypatch.setattr(memory_estimate, "idle_capacity", lambda device, free=free: free)
+        release_graphs(given, parts)
+        assert (not held.shapes) == dropped
+
+
+def test_graphs_make_room_for_the_decoding_of_the_sound(monkeypatch):
+    slow, parts = request({"height": 64, "width": 64, "num_frames": 121}), components()
+    given = replace(slow, values=replace(slow.values, enable_audio=True, frame_rate=121 / 120))
+    need = 1.5 * (4 * 320 * 120 * 48000 * 2 + graph_bytes(given, parts))
     for free, dropped in ((need, False), (need - 1, True)):
         held = Held(parts, request(IMAGE))
         monkeypatch.setattr(memory_estimate, "idle_capacity", lambda device, free=free: free)

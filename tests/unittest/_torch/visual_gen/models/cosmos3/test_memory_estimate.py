@@ -126,6 +126,37 @@ def test_the_bound_of_decoding_lies_below_what_the_vae_takes_and_not_far(height,
     assert 0.7 * live.peak < bound < live.peak
 
 
+def loud(clip):
+    """A clip with sound, and the sizes with the published sound tokenizer (cosmos3.md B.3)."""
+    config = SimpleNamespace(
+        vocoder_input_dim=64, hop_size=1920, sampling_rate=48000, dec_dim=320, dec_out_channels=2
+    )
+    tokenizer = SimpleNamespace(config=config, dtype=torch.bfloat16)
+    transformer = SimpleNamespace(**vars(NANO.transformer))
+    transformer.arch = Cosmos3Architecture(sound_gen=True, sound_dim=64)
+    changes = {"transformer": transformer, "sound_tokenizer": tokenizer}
+    return replace(clip, enable_audio=True), SimpleNamespace(**vars(NANO) | changes)
+
+
+def test_a_long_clip_needs_what_its_sound_takes_to_decode():
+    clip, parts = loud(replace(values(height=64, width=64, num_frames=121), frame_rate=121 / 120))
+    waveform = 120 * 48000 * 2 * 4
+    assert estimate_bytes(request(clip), parts) > waveform + 10 * GIB
+    silent = replace(clip, enable_audio=False)
+    assert estimate_bytes(request(silent), parts) < GIB
+
+
+def test_the_remedy_leaves_the_sound_out_only_where_that_is_enough():
+    clip, parts = loud(replace(values(height=64, width=64, num_frames=121), frame_rate=121 / 120))
+    silent = estimate_bytes(request(replace(clip, enable_audio=False)), parts)
+    way_out = "raise frame_rate or leave enable_audio out"
+    with pytest.raises(MemoryError, match=way_out):
+        check_fits(request(clip), parts, silent)
+    with pytest.raises(MemoryError) as error:
+        check_fits(request(clip), parts, silent - 1)
+    assert way_out not in str(error.value)
+
+
 def test_a_clip_that_decodes_in_tiles_alone_is_not_refused():
     clip = values(height=1280, width=1280, num_frames=5, guidance_scale=1.0)
     at_once = memory_estimate._decode_bytes(clip, NANO, 1280, 1280)

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from diffusers import Cosmos3AVAEAudioTokenizer
 from safetensors.torch import load_file, save_file
 
 from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Architecture
 from tensorrt_llm._torch.visual_gen.models.cosmos3.sound import SoundDecoder
 from tests.support.cosmos3_requests import resolve
 from tests.support.fake_pipeline import SOUND_CHANNELS, FakeSoundTokenizer
+from tests.support.live_bytes import LiveBytes
 from tests.support.pipelines import load_pipeline
 
 ARCH = Cosmos3Architecture(sound_gen=True, sound_dim=SOUND_CHANNELS)
@@ -39,6 +41,24 @@ def test_sound_covers_the_clip(frames, rate, samples, latents):
     waveform = decoder.decode(torch.randn(1, SOUND_CHANNELS, latents), values)
     assert waveform.shape == (2, samples) and waveform.dtype == torch.float32
     assert waveform.abs().max() <= 1.0
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # diffusers' weight norm
+@pytest.mark.parametrize("seconds", [8, 120])
+def test_the_bound_of_decoding_lies_below_what_the_tokenizer_takes_and_not_far(seconds):
+    with torch.device("meta"):
+        tokenizer = Cosmos3AVAEAudioTokenizer(encoder_enabled=False).eval()  # the published sizes
+    tokenizer = tokenizer.bfloat16()
+    decoder = SoundDecoder(tokenizer, Cosmos3Architecture(sound_gen=True, sound_dim=64))
+    values = replace(resolve(num_frames=5), num_frames=seconds * 5, frame_rate=5.0)
+    latents = torch.zeros(decoder.latent_shape(values), dtype=torch.bfloat16, device="meta")
+    weights = sum(p.nbytes for p in tokenizer.parameters())  # weight norm makes them anew
+    with torch.no_grad(), LiveBytes([*tokenizer.parameters()]) as live:
+        waveform = tokenizer.decode(latents)
+    assert waveform.shape == (1, 2, seconds * 48000)
+    bound = decoder.decode_bytes(values)
+    assert 0.8 * (live.peak - weights) < bound < live.peak
+    assert bound > 2 * 4 * seconds * 48000  # the waveform in FP32
 
 
 @pytest.fixture
