@@ -17,6 +17,9 @@ from tensorrt_llm.serve.worker_client import WorkerError
 
 # Encoded bytes for a byte of raw RGB, at most: PNG of noise, and H.264 at the quality that is used.
 _ENCODED = {"png": 1.01, "webp": 1.0, "jpeg": 1.0, "mp4": 0.5}
+# Bytes of a second of stereo sound at 48 kHz: AAC holds at most 6144 bits for 1024 samples of a
+# channel.
+_SOUND_BYTES = 2 * 6144 // 8 * 48_000 // 1024
 _FULL_RETRY = 60.0
 
 
@@ -139,16 +142,22 @@ def _field_of(names: Iterable[str], origins: Mapping[str, str]) -> str | None:
     return None
 
 
+def encoded_bytes(submission: Submission, resolved: Mapping[str, Any]) -> int:
+    """Bytes of the files of a job, at most: its pixels, and the sound that it asks for."""
+    frames = resolved["num_frames"] * submission.params.get("num_images_per_prompt", 1)
+    size = int(3 * resolved["width"] * resolved["height"] * frames * _ENCODED[submission.format])
+    if (submission.params.get("extra_params") or {}).get("enable_audio"):
+        size += int(resolved["num_frames"] / resolved["frame_rate"] * _SOUND_BYTES)
+    return size
+
+
 async def _check_room(
     manager: JobManager, submission: Submission, resolved: dict[str, Any]
 ) -> None:
     if not submission.kept:
         return
-    frames = resolved["num_frames"] * submission.params.get("num_images_per_prompt", 1)
-    raw = 3 * resolved["width"] * resolved["height"] * frames
+    size = encoded_bytes(submission, resolved)
     try:
-        await manager.ledger.in_files(
-            manager.folder.check_room, int(raw * _ENCODED[submission.format])
-        )
+        await manager.ledger.in_files(manager.folder.check_room, size)
     except StorageFullError as error:
         raise ApiError(503, str(error), retry_after=_FULL_RETRY) from None

@@ -15,8 +15,8 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.architecture import Cosmos3Ar
 from tensorrt_llm._torch.visual_gen.models.cosmos3.resolved_request import ResolvedRequest
 from tensorrt_llm._utils import describe_error
 
-# Tensors of the decoder's last level, the widest, that live at one moment: 4, and half of one as its
-# input, in diffusers 0.42.1.
+# Tensors of the decoder's last level, the widest, that live at one moment; half a one more, its
+# input, isn't counted (diffusers 0.42.1).
 _DECODER_TENSORS = 4
 
 
