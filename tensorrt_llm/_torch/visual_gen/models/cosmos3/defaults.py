@@ -235,11 +235,12 @@ def resolve_request(
     steps = _or_default(params.num_inference_steps, _steps(row, traits))
     steps = check.integer("num_inference_steps", steps, 1, MAX_STEPS)
     if traits.fixed_sigmas is not None:
-        check_distilled(steps, guidance_scale, extra, traits, check)
+        check_distilled(params, steps, guidance_scale, extra, traits, check)
     negative_prompt, interval = resolve_guidance(
         params.negative_prompt,
         extra.get("guidance_interval"),
-        guidance_scale > 1.0,
+        guidance_scale,
+        distilled=traits.fixed_sigmas is not None,
         default_negative=_default_negative(row, traits),
         default_interval=row.guidance_interval,
         check=check,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # request is a mistake.
 MAX_SOUND_SECONDS = 120
 _NO_GUIDANCE = "none with guidance_scale <= 1, where it has no effect"
+_NEVER_GUIDANCE = "none with a 4-step build, which has no guidance"
 _NO_SCHEDULE = "none with a 4-step build, whose schedule is fixed"
 _GUIDANCE_REMEDY = "leave what guides out, or raise guidance_scale above 1"
 _DISTILLED_REMEDY = "leave out what a 4-step build has fixed, or load a base build"
@@ -53,23 +54,32 @@ def choose_task(params: VisualGenParams, output_type: Any, check: Violations) ->
 
 
 def check_distilled(
+    params: VisualGenParams,
     steps: int,
     guidance_scale: float,
     extra: dict[str, Any],
     traits: "CheckpointTraits",
     check: Violations,
 ) -> None:
-    """A distilled build was trained for its own noise levels without guidance (cosmos3.md E.1)."""
+    """A distilled build was trained for its own noise levels without guidance (cosmos3.md E.1).
+
+    Only what the caller gave is judged: for a task that the build doesn't serve, the values are
+    those of a base build. What is out of range altogether is a violation already.
+    """
+
+    def given(name: str) -> bool:
+        return getattr(params, name) is not None and not check.refused(name)
+
     count = len(traits.fixed_sigmas)
-    if steps != count:
+    if given("num_inference_steps") and steps != count:
         expected = f"{count}, what this 4-step build was trained for"
         check.add("num_inference_steps", expected, steps, _DISTILLED_REMEDY)
-    if guidance_scale != 1.0:
+    if given("guidance_scale") and guidance_scale != 1.0:
         expected = "1.0, since a 4-step build has no guidance"
         check.add("guidance_scale", expected, guidance_scale, _DISTILLED_REMEDY)
     if "flow_shift" in extra:
-        given = extra["flow_shift"]
-        check.add("extra_params.flow_shift", _NO_SCHEDULE, given, _DISTILLED_REMEDY)
+        shift = extra["flow_shift"]
+        check.add("extra_params.flow_shift", _NO_SCHEDULE, shift, _DISTILLED_REMEDY)
 
 
 def resolve_audio(
@@ -106,25 +116,34 @@ def resolve_audio(
 def resolve_guidance(
     negative_prompt: Any,
     interval: Any,
-    guided: bool,
+    guidance_scale: float,
     *,
+    distilled: bool,
     default_negative: str,
     default_interval: tuple[float, float] | None,
     check: Violations,
 ) -> tuple[str, tuple[float, float] | None]:
-    """Both belong to guidance: without it a given one would do nothing, so it is refused."""
+    """Both belong to guidance: without it a given one would do nothing, so it is refused.
+
+    A distilled build has none whatever ``guidance_scale`` says, so that all that is wrong is told in
+    one go, and nobody is sent to a scale that the build refuses. Any other build may have guidance
+    once a ``guidance_scale`` that is refused has been mended.
+    """
     if negative_prompt is not None:
         negative_prompt = check.text("negative_prompt", negative_prompt)
     if interval is not None:
         interval = check.interval("extra_params.guidance_interval", interval)
-    if guided:
+    if not distilled and (guidance_scale > 1.0 or check.refused("guidance_scale")):
         return (
             default_negative if negative_prompt is None else negative_prompt,
             default_interval if interval is None else interval,
         )
+    expected, remedy = (
+        (_NEVER_GUIDANCE, _DISTILLED_REMEDY) if distilled else (_NO_GUIDANCE, _GUIDANCE_REMEDY)
+    )
     if negative_prompt:
-        check.add("negative_prompt", _NO_GUIDANCE, "text", _GUIDANCE_REMEDY)
+        check.add("negative_prompt", expected, "text", remedy)
     if interval is not None:
         name = "extra_params.guidance_interval"
-        check.add(name, _NO_GUIDANCE, interval, _GUIDANCE_REMEDY)
+        check.add(name, expected, interval, remedy)
     return "", None
