@@ -125,9 +125,9 @@ def resolve_guidance(
 ) -> tuple[str, tuple[float, float] | None]:
     """Both belong to guidance: without it a given one would do nothing, so it is refused.
 
-    A distilled build has none whatever ``guidance_scale`` says, so that all that is wrong is told in
-    one go, and nobody is sent to a scale that the build refuses. Any other build may have guidance
-    once a ``guidance_scale`` that is refused has been mended.
+    A distilled build has none whatever ``guidance_scale`` says, so that all that is wrong is told
+    in one go, and nobody is sent to a scale that the build refuses. Any other build may have
+    guidance once a ``guidance_scale`` that is refused has been mended.
     """
     if negative_prompt is not None:
         negative_prompt = check.text("negative_prompt", negative_prompt)

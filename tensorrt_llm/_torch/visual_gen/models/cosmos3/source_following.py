@@ -116,10 +116,14 @@ def resolve_frame_rate(
         source: The reference. A request that says neither follows its rate, if it has one.
         check: Collects what is wrong, a source's rate that can't be had included.
     """
-    name = "frame_rate"
-    if given is None and num_frames is None and source is not None:
-        name, given = "frame_rate, which follows video_reference,", source.frame_rate
-    return check.number(name, default if given is None else given, MIN_FRAME_RATE, MAX_FRAME_RATE)
+    follows = given is None and num_frames is None and source is not None
+    if follows and source.frame_rate is not None:
+        name = "frame_rate, which follows video_reference,"
+        # Left out it already is, so that is no advice.
+        remedy = f"give frame_rate, from {MIN_FRAME_RATE:g} to {MAX_FRAME_RATE:g}"
+        return check.number(name, source.frame_rate, MIN_FRAME_RATE, MAX_FRAME_RATE, remedy)
+    given = default if given is None else given
+    return check.number("frame_rate", given, MIN_FRAME_RATE, MAX_FRAME_RATE)
 
 
 def _snap_side(side: float) -> int:

@@ -63,12 +63,14 @@ class Violations:
         self.add(name, f"an integer from {low} to {high}", value, _IN_RANGE)
         return low
 
-    def number(self, name: str, value: Any, low: float, high: float) -> float:
+    def number(
+        self, name: str, value: Any, low: float, high: float, remedy: str = _IN_RANGE
+    ) -> float:
         """``value`` as a finite float within [low, high]; a bool is none."""
         is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
         if is_number and low <= value <= high and math.isfinite(as_float := _to_float(value)):
             return as_float
-        self.add(name, f"a finite number from {low:g} to {high:g}", value, _IN_RANGE)
+        self.add(name, f"a finite number from {low:g} to {high:g}", value, remedy)
         # The nearer bound, so that no other check complains about a value that nobody gave.
         return high if is_number and value > high else low
 

@@ -131,3 +131,10 @@ def test_a_rate_of_the_source_that_no_video_can_have_is_named_as_the_sources(rat
     with pytest.raises(ValueError, match="frame_rate, which follows video_reference,: expected"):
         resolve(**CLIP, source=clip(rate))
     assert resolve(**CLIP, source=clip(rate), frame_rate=24.0).frame_rate == 24.0
+
+
+@pytest.mark.parametrize("rate", [240.0, 0.0])
+def test_the_remedy_for_the_rate_of_a_source_is_to_give_one(rate):
+    with pytest.raises(ValueError, match="Remedy: give frame_rate, from 0.01 to 120.") as error:
+        resolve(**CLIP, source=clip(rate))
+    assert "leave the fields out" not in str(error.value)
