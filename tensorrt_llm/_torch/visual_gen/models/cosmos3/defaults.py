@@ -34,6 +34,7 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.source_following import (
     SourceInfo,
     resolve_frame_rate,
     resolve_size,
+    smallest_size,
 )
 from tensorrt_llm._torch.visual_gen.models.cosmos3.violations import (
     MAX_GUIDANCE_SCALE,
@@ -220,8 +221,14 @@ def resolve_request(
     )
     num_frames = check.integer("num_frames", value("num_frames"), 1, MAX_FRAMES)
     num_frames = math.ceil((num_frames - 1) / TEMPORAL_FACTOR) * TEMPORAL_FACTOR + 1
-    if height * width * num_frames > MAX_PIXELS:
-        found = f"{height} * {width} * {num_frames} = {height * width * num_frames}"
+    size = height, width
+    if source is None and row.source_tier is not None:
+        # A stand-in for a side that the reference will say must not refuse the request.
+        given = (None if params.height is None else height, None if params.width is None else width)
+        size = smallest_size(*given, row.source_tier)
+    pixels = math.prod(size) * num_frames
+    if pixels > MAX_PIXELS:
+        found = f"{size[0]}*{size[1]}*{num_frames} = {pixels}"  # short enough to be shown in full
         remedy = "ask for a smaller size or fewer frames"
         check.add("height * width * num_frames", f"at most {MAX_PIXELS}", found, remedy)
     images = check.integer(

@@ -97,6 +97,18 @@ def resolve_size(
     return height, width
 
 
+def smallest_size(height: int | None, width: int | None, tier: str) -> tuple[int, int]:
+    """The (height, width) of fewest pixels that a source not read yet can lead ``resolve_size`` to.
+
+    Args:
+        height, width: As asked for; None where the source will say it.
+        tier: Tier of ``RESOLUTIONS`` from which the source chooses.
+    """
+    if height is None and width is None:
+        width, height = min(RESOLUTIONS[tier].values(), key=math.prod)
+    return height or SPATIAL_FACTOR, width or SPATIAL_FACTOR
+
+
 def nearest_resolution(aspect: float, tier: str) -> tuple[int, int]:
     """(width, height) of the tier whose width / height is nearest to ``aspect`` in logarithm."""
     return min(

@@ -138,3 +138,23 @@ def test_the_remedy_for_the_rate_of_a_source_is_to_give_one(rate):
     with pytest.raises(ValueError, match="Remedy: give frame_rate, from 0.01 to 120.") as error:
         resolve(**CLIP, source=clip(rate))
     assert "leave the fields out" not in str(error.value)
+
+
+def test_a_side_that_is_still_to_follow_the_source_is_not_counted_as_the_default():
+    assert 2800 * 1280 * 189 > 2**29 > 2800 * 928 * 189
+    resolve(**IMAGE, height=2800)
+    assert resolve(**IMAGE, height=2800, source=picture(200, 600)).width == 928
+    resolve(**IMAGE, width=2800)
+    with pytest.raises(ValueError, match="height . width . num_frames: expected at most 53687"):
+        resolve(**IMAGE, height=2800, source=picture(600, 400))
+
+
+def test_a_clip_that_no_source_can_make_small_enough_is_refused_before_it_is_read():
+    for task in (IMAGE, CLIP):
+        with pytest.raises(ValueError, match="height . width . num_frames: expected at most 53687"):
+            resolve(**task, num_frames=1001)
+
+
+def test_text_alone_counts_the_default_side():
+    with pytest.raises(ValueError, match="height . width . num_frames"):
+        resolve(height=2800)
