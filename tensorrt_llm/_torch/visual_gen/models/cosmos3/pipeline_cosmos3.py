@@ -130,7 +130,9 @@ class Cosmos3OmniMoTPipeline:
             values = resolve_request(prompt, params, self.traits, reference.source)
             frames, report = reference.fitted(values), reference.report()
         require_guardrails(values, self.components.guardrails)
-        tokens = tokenize_request(self.components.tokenizer, values)
+        tokens = tokenize_request(
+            self.components.tokenizer, values, default_negative=params.negative_prompt is None
+        )
         return Cosmos3Request(values, *tokens, frames, report)
 
     def generate(

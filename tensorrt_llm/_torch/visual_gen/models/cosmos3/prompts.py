@@ -46,34 +46,59 @@ def build_negative_prompt(text: str, request: ResolvedRequest) -> str:
 
 
 def tokenize_request(
-    tokenizer: Any, request: ResolvedRequest
+    tokenizer: Any, request: ResolvedRequest, *, default_negative: bool = False
 ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """Token ids of the conditional branch and, for a guided request, of the unconditional one.
+
+    Args:
+        tokenizer: The checkpoint's.
+        request: Its texts, and how they are completed.
+        default_negative: Whether the negative prompt is the default one, so that an error says so
+            and doesn't ask the caller to shorten it.
 
     Raises:
         ValueError: a branch has more than ``max_sequence_length`` tokens, both numbers named; or
             the checkpoint's tokenizer lacks a token that ends a prompt.
     """
-    texts = {"prompt": build_prompt(request.prompt, request)}
-    if request.is_guided:
-        texts["negative_prompt"] = build_negative_prompt(request.negative_prompt, request)
     system_prompt = None
     if request.use_system_prompt:
         system_prompt = _SYSTEM_PROMPT.format("images" if request.is_image else "videos")
-    ids = {name: _tokenize(tokenizer, text, system_prompt) for name, text in texts.items()}
+
+    def negative_ids(text: str) -> tuple[int, ...]:
+        return _tokenize(tokenizer, build_negative_prompt(text, request), system_prompt)
+
+    ids = {"prompt": _tokenize(tokenizer, build_prompt(request.prompt, request), system_prompt)}
+    if request.is_guided:
+        ids["negative_prompt"] = negative_ids(request.negative_prompt)
     limit = request.max_sequence_length
-    too_long = {
-        name: f"{name}: expected at most max_sequence_length = {limit} tokens, found {len(tokens)}"
-        for name, tokens in ids.items()
-        if len(tokens) > limit
-    }
+    too_long = [name for name, tokens in ids.items() if len(tokens) > limit]
     if too_long:
+        of_default = default_negative and "negative_prompt" in too_long
+        shorter = of_default and len(negative_ids("")) <= limit
+        found = []
+        for name in too_long:
+            where = f"{name}, the default one," if of_default and name != "prompt" else name
+            expected = f"expected at most max_sequence_length = {limit} tokens"
+            found.append(f"{where}: {expected}, found {len(ids[name])}")
         raise ParameterError(
-            f"Parameter validation failed: {'; '.join(too_long.values())}. "
-            "Remedy: shorten the text or raise max_sequence_length.",
-            too_long,
+            f"Parameter validation failed: {'; '.join(found)}. "
+            f"Remedy: {_length_remedy(too_long == ['negative_prompt'] and of_default, shorter)}.",
+            (*too_long, "max_sequence_length"),
         )
     return ids["prompt"], ids.get("negative_prompt")
+
+
+def _length_remedy(default_alone: bool, shorter: bool) -> str:
+    """What helps against texts that are too long.
+
+    Args:
+        default_alone: The default negative prompt is the only one.
+        shorter: The default negative prompt is one, and an empty one would fit.
+    """
+    way_out = 'pass negative_prompt="" to do without the default one' if shorter else None
+    if default_alone:
+        return "raise max_sequence_length" + (f", or {way_out}" if way_out else "")
+    return "shorten the text or raise max_sequence_length" + (f", and {way_out}" if way_out else "")
 
 
 def _as_caption(text: str) -> dict[str, Any] | None:

@@ -228,3 +228,12 @@ def test_without_a_text_of_the_checkpoint_the_packaged_negative_prompt_serves():
     pipeline = fake_pipeline(negative_prompt=None)
     request = pipeline.prepare_request("A robot", params(max_sequence_length=4096))
     assert request.values.negative_prompt.startswith('{"')
+
+
+def test_only_a_negative_prompt_that_the_caller_left_out_is_called_the_default():
+    pipeline = fake_pipeline()
+    for given, said in ((None, True), ("blurry", False)):
+        with pytest.raises(ValueError, match="max_sequence_length = 1 tokens") as error:
+            values = params(max_sequence_length=1, negative_prompt=given)
+            pipeline.prepare_request("A robot", values)
+        assert ("negative_prompt, the default one,: expected" in str(error.value)) == said

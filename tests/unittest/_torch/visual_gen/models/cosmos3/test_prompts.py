@@ -12,6 +12,7 @@ from tensorrt_llm._torch.visual_gen.models.cosmos3.prompts import (
     packaged_negative_prompt,
     tokenize_request,
 )
+from tensorrt_llm.visual_gen.params import ParameterError
 from tests.support.cosmos3_requests import resolve
 
 
@@ -193,6 +194,43 @@ def test_a_prompt_too_long_is_refused_with_both_numbers_and_never_cut():
     assert "negative_prompt" not in str(e.value)
     with pytest.raises(ValueError, match="found 22; negative_prompt: .* 3 tokens, found 4"):
         tokenize_request(WordTokenizer(), replace(request, max_sequence_length=3))
+
+
+PLAIN = {"duration": False, "resolution": False}
+WAY_OUT = 'pass negative_prompt="" to do without the default one'
+
+
+def refused(request, **kwargs):
+    with pytest.raises(ParameterError) as error:
+        tokenize_request(WordTokenizer(), request, **kwargs)
+    return str(error.value), error.value.names
+
+
+def test_a_default_negative_prompt_that_is_too_long_is_told_as_the_default():
+    request = request_of("a b", max_sequence_length=5, negative_prompt="w " * 20, **PLAIN)
+    message, names = refused(request, default_negative=True)
+    words = "negative_prompt, the default one,: expected at most max_sequence_length = 5 tokens"
+    assert message.startswith(f"Parameter validation failed: {words}, found 22.")
+    assert message.endswith(f"Remedy: raise max_sequence_length, or {WAY_OUT}.")
+    # A server names the field that the client gave, and the negative prompt it didn't.
+    assert names == ("negative_prompt", "max_sequence_length")
+    message, _ = refused(request)
+    assert "default" not in message and "shorten the text" in message
+
+
+def test_a_default_negative_prompt_is_only_to_be_left_out_where_that_helps():
+    request = request_of("a b", max_sequence_length=1, negative_prompt="w " * 20, **PLAIN)
+    message, names = refused(request, default_negative=True)
+    assert "prompt: expected at most max_sequence_length = 1 tokens, found 4; " in message
+    assert "negative_prompt, the default one,: expected" in message and WAY_OUT not in message
+    assert message.endswith("Remedy: shorten the text or raise max_sequence_length.")
+    assert names[0] == "prompt"
+
+
+def test_each_text_that_is_too_long_has_its_remedy():
+    request = request_of("a b", max_sequence_length=3, negative_prompt="w " * 20, **PLAIN)
+    message, _ = refused(request, default_negative=True)
+    assert f"Remedy: shorten the text or raise max_sequence_length, and {WAY_OUT}." in message
 
 
 def test_a_tokenizer_without_the_special_tokens_is_refused():
