@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The option groups that the public arguments and the model configuration share.
 
-Importing this module does not import torch. Unknown fields are refused.
+Importing this module does not import torch. Unknown fields are refused, and so are values of another
+type than the field's: nothing is converted.
 """
 
 from pydantic import ConfigDict, PositiveInt
@@ -11,7 +12,8 @@ from tensorrt_llm.strict_model import StrictModel
 
 
 class _OptionGroup(StrictModel):
-    model_config = ConfigDict(validate_assignment=True)
+    # Strict: True is no size and "yes" no switch. YAML has integers and booleans of its own.
+    model_config = ConfigDict(validate_assignment=True, strict=True)
 
 
 class AttentionConfig(_OptionGroup):
