@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The option groups that the public arguments and the model configuration share.
 
-Importing this module does not import torch. Unknown fields are refused, and so are values of another
-type than the field's: nothing is converted.
+Importing this module does not import torch. Unknown fields are refused, and so are values of
+another type than the field's: nothing is converted.
 """
 
 from pydantic import ConfigDict, PositiveInt
