@@ -7,6 +7,7 @@ png, jpg and webp go through Pillow, mp4 (H.264, AAC) through PyAV, wav through 
 import math
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -29,6 +30,14 @@ MIN_FRAME_RATE, MAX_FRAME_RATE = 0.01, 120.0
 _NTSC_TOLERANCE = 5e-4
 # Keeps numerator and denominator of any rate well inside the 32 bits of an MP4 time base.
 _MAX_DENOMINATOR = 100_000
+# What a path may be beside a regular file.
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
 
 
 def resolve_format(path: Path, format: str | None) -> str:
@@ -263,28 +272,44 @@ def _crf(quality: int) -> int:
     return min(51, round(18 + (95 - quality) / 2))
 
 
-def check_target(path: Path) -> None:
-    """Raises ValueError when a file of this name can't be made: no folder, or a folder itself."""
-    if not path.parent.is_dir() or path.is_dir():
+def resolve_target(path: Path) -> Path:
+    """Where a file of this name is written: the path itself, or where a symbolic link points.
+
+    Raises:
+        ValueError: a folder, or something else that is no regular file (renaming a file onto a
+            device or a FIFO would replace it for everybody); no folder to write to.
+    """
+    kind = None
+    try:
+        mode = path.stat().st_mode
+        kind = None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "a special file")
+    except FileNotFoundError:
+        pass  # a new file, or what a link points to is new
+    except OSError as error:
+        kind = error.strerror  # a ring of links, no access
+    # Renaming onto a link would replace the link, and leave the file that it stands for as it was.
+    target = Path(os.path.realpath(path))
+    if kind is not None or not target.parent.is_dir():
         raise ValueError(
             describe_error(
                 "No place to write to",
                 where=path,
-                expected="a file name in an existing folder",
-                found="a folder" if path.is_dir() else f"no folder {path.parent}",
-                remedy="make the folder first" if not path.is_dir() else "add a file name",
+                expected="a new file or a regular one, in an existing folder",
+                found=kind or f"no folder {target.parent}",
+                remedy="make the folder first" if kind is None else "give another file name",
             )
         )
+    return target
 
 
 @contextmanager
 def _written_aside(path: Path) -> Iterator[Path]:
-    """Give a name beside ``path``; rename it to ``path`` at the end, or leave nothing."""
-    check_target(path)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    """Give a name beside the target; rename it to the target at the end, or leave nothing."""
+    target = resolve_target(path)
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
         yield partial
-        os.replace(partial, path)
+        os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
 

@@ -3,6 +3,8 @@
 
 import math
 import os
+import socket
+import stat
 from fractions import Fraction
 
 import av
@@ -163,6 +165,8 @@ def test_a_failure_midway_leaves_the_old_file_and_no_partial_one(
 
 
 IMAGE, VIDEO = {"image": picture()}, {"video": bars(2), "frame_rate": 24}
+SOUND = {"audio": torch.zeros(1, 4000), "audio_sample_rate": 48000}
+EVERYTHING = VisualGenOutput(**IMAGE, **VIDEO, **SOUND)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +208,72 @@ def test_a_folder_is_no_target(tmp_path):
     (tmp_path / "clip.mp4").mkdir()
     with pytest.raises(ValueError, match="a folder"):
         VisualGenOutput(**VIDEO).save(tmp_path / "clip.mp4")
+
+
+def names(folder) -> set[str]:
+    return set(os.listdir(folder))
+
+
+@pytest.mark.parametrize("link", [False, True], ids=["itself", "through a link"])
+@pytest.mark.parametrize("name", ["picture.png", "clip.mp4", "sound.wav"])
+def test_what_is_no_regular_file_is_refused_and_stays(tmp_path, name, link):
+    fifo = tmp_path / ("fifo" if link else name)
+    os.mkfifo(fifo)
+    if link:
+        (tmp_path / name).symlink_to(fifo)
+    before = names(tmp_path)
+    with pytest.raises(ValueError, match=f"{name}.*expected .*found a FIFO. Remedy: "):
+        EVERYTHING.save(tmp_path / name)
+    assert names(tmp_path) == before and stat.S_ISFIFO(fifo.stat().st_mode)
+    assert (tmp_path / name).is_symlink() == link
+
+
+def test_a_socket_is_refused_and_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("picture.png")
+        with pytest.raises(ValueError, match="found a socket"):
+            EVERYTHING.save("picture.png")
+        assert stat.S_ISSOCK(os.stat("picture.png").st_mode)
+
+
+@pytest.mark.parametrize("dangling", [False, True], ids=["to a file", "dangling"])
+@pytest.mark.parametrize("name", ["picture.png", "clip.mp4", "sound.wav"])
+def test_a_link_is_written_through(tmp_path, name, dangling):
+    store = tmp_path / "store"
+    store.mkdir()
+    target, link = store / "stored", tmp_path / name
+    if not dangling:
+        target.write_bytes(b"old")
+    (tmp_path / "second").symlink_to(os.path.join("store", "stored"))
+    link.symlink_to("second")
+    assert EVERYTHING.save(link) == link
+    assert os.readlink(link) == "second" and os.readlink(tmp_path / "second") == "store/stored"
+    assert only_file(store) == "stored"
+    alone = tmp_path / f"alone.{name.rpartition('.')[2]}"
+    EVERYTHING.save(alone)
+    assert target.read_bytes() == alone.read_bytes() != b"old"
+
+
+def test_a_failed_write_through_a_link_leaves_the_file(tmp_path):
+    target, link = tmp_path / "stored", tmp_path / "picture.jpg"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    with pytest.raises(ValueError, match="quality"):
+        EVERYTHING.save(link, quality=0)
+    assert target.read_bytes() == b"old" and names(tmp_path) == {"stored", "picture.jpg"}
+
+
+@pytest.mark.parametrize(
+    ("points_to", "found"),
+    [("picture.png", "symbolic links"), ("gone/stored", "no folder"), (".", "a folder")],
+)
+def test_a_link_to_no_place_is_refused_and_stays(tmp_path, points_to, found):
+    (tmp_path / "picture.png").symlink_to(points_to)
+    with pytest.raises(ValueError, match=f"picture.png.*found.*{found}"):
+        EVERYTHING.save(tmp_path / "picture.png")
+    assert os.readlink(tmp_path / "picture.png") == points_to
+    assert only_file(tmp_path) == "picture.png"
 
 
 def test_a_rate_of_its_own_replaces_the_output_rate(tmp_path):
