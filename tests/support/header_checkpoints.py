@@ -81,8 +81,8 @@ SUPER = Pattern(
         (7, GENERATION_GATE_UP): (1.0, 1 / 6.10),
     },
 )
-SMALL = Pattern(64, 3, 4, 2, 16, 128, 320, (4, 2, 2))
-EQUAL = Pattern(64, 3, 4, 2, 16, 128, 320, (4, 2, 2), equal=True)
+SMALL = Pattern(64, 3, 4, 2, 16, 128, 6144, (4, 2, 2))
+EQUAL = Pattern(64, 3, 4, 2, 16, 128, 6144, (4, 2, 2), equal=True)
 
 
 def write_header_checkpoint(

@@ -18,16 +18,21 @@ from torch import nn
 
 from tensorrt_llm._torch.custom_ops.attention_arguments import check_cuda_head_dim
 from tensorrt_llm._torch.visual_gen.attention_backend import resolve_attention_backend
+from tensorrt_llm._torch.visual_gen.checkpoints.agreement import (
+    check_latents,
+    check_step_dtype,
+    read_model_index,
+)
 from tensorrt_llm._torch.visual_gen.checkpoints.components import (
     check_files,
     plan_sound_tokenizer,
     plan_vae,
-    read_json,
     read_scheduler,
-    read_tokenizer,
 )
+from tensorrt_llm._torch.visual_gen.checkpoints.json_files import read_json
 from tensorrt_llm._torch.visual_gen.checkpoints.safetensors_folder import SafetensorsFolder
 from tensorrt_llm._torch.visual_gen.checkpoints.source import CheckpointSource, resolve_source
+from tensorrt_llm._torch.visual_gen.checkpoints.text_tokenizer import check_prompts, read_tokenizer
 from tensorrt_llm._torch.visual_gen.checkpoints.weight_apply import allocate, apply_plan
 from tensorrt_llm._torch.visual_gen.checkpoints.weight_plan import WeightPlan, plan_weights
 from tensorrt_llm._torch.visual_gen.config import DiffusionPipelineConfig
@@ -188,9 +193,8 @@ class PipelineLoader:
             ValueError, TypeError, NotImplementedError: as ``load``.
         """
         check_files(source.path)
-        index = read_json(source.path / "model_index.json")
+        index = read_model_index(source.path)
         pipeline_class = find_pipeline(index.get("_class_name")).load_class()
-        _check_model_index(index)
         config = DiffusionPipelineConfig.from_pretrained(source.path, args=self.args)
         scheduler = read_scheduler(source.path)
         Cosmos3SamplingPolicy.from_scheduler(scheduler)
@@ -207,6 +211,7 @@ class PipelineLoader:
             static_fp8=uses_static_fp8(model_config),
         )
         model_config.attention = AttentionConfig(backend=backend)
+        check_step_dtype(model_config)
         with torch.device("meta"):
             transformer = Cosmos3VFMTransformer(model_config)
         refuse_idle_fp8_attention(transformer)
@@ -216,7 +221,9 @@ class PipelineLoader:
         if sound_tokenizer is not None and transformer.arch.sound_gen:
             SoundDecoder(sound_tokenizer, transformer.arch)  # refuses one of another model
         vae = plan_vae(source.path)
-        _check_latents_agree(vae, transformer)
+        check_latents(vae, transformer)
+        tokenizer = read_tokenizer(source.path)
+        check_prompts(tokenizer, source.path, index, architecture.vocab_size)
         negative = source.path / "assets" / "negative_prompt.json"
         return LoadPlan(
             source=source,
@@ -227,7 +234,7 @@ class PipelineLoader:
             weight_plan=weight_plan,
             vae=vae,
             sound_tokenizer=sound_tokenizer,
-            tokenizer=read_tokenizer(source.path),
+            tokenizer=tokenizer,
             scheduler=scheduler,
             negative_prompt=json.dumps(read_json(negative)) if negative.is_file() else None,
         )
@@ -293,7 +300,9 @@ def _load_module(model_class: Any, folder: Path, dtype: torch.dtype) -> nn.Modul
         # diffusers normalises the sound decoder's weights in a way that torch calls old.
         warnings.simplefilter("ignore", FutureWarning)
         # low_cpu_mem_usage would want accelerate, which nothing else here needs.
-        module = model_class.from_pretrained(folder, torch_dtype=dtype, low_cpu_mem_usage=False)
+        module = model_class.from_pretrained(
+            folder, torch_dtype=dtype, low_cpu_mem_usage=False, local_files_only=True
+        )
     return module.eval().requires_grad_(False)
 
 
@@ -337,32 +346,6 @@ def compile_generation_layers(transformer: Cosmos3VFMTransformer, fullgraph: boo
         layer.finish = torch.compile(layer.finish, fullgraph=fullgraph, dynamic=True)
     count = len(transformer.gen_layers)
     logger.info("torch.compile: %d generation layers, fullgraph %s.", count, fullgraph)
-
-
-def _check_model_index(index: dict) -> None:
-    if index.get("use_native_flow_schedule", False):
-        raise NotImplementedError(
-            describe_error(
-                "use_native_flow_schedule belongs to the Edge family, which is not supported",
-                where="model_index.json, use_native_flow_schedule",
-                expected="false or absent",
-                found="true",
-                remedy="use a Cosmos3 Nano or Super checkpoint",
-            )
-        )
-
-
-def _check_latents_agree(vae: nn.Module, transformer: Cosmos3VFMTransformer) -> None:
-    if vae.config.z_dim != transformer.arch.latent_channel:
-        raise ValueError(
-            describe_error(
-                "The VAE contradicts the transformer",
-                where="vae/config.json, z_dim",
-                expected=f"{transformer.arch.latent_channel}, as transformer/config.json says",
-                found=vae.config.z_dim,
-                remedy="take vae and transformer from one revision of the checkpoint",
-            )
-        )
 
 
 def check_memory(transformer: nn.Module, device: torch.device) -> None:

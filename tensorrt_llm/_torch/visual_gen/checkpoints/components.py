@@ -5,7 +5,6 @@ diffusers and transformers would find most of these faults only after the transf
 a VAE that lacks a tensor they fill with random values.
 """
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tensorrt_llm._torch.visual_gen.checkpoints.config_values import (
     list_of,
     or_null,
 )
+from tensorrt_llm._torch.visual_gen.checkpoints.json_files import read_json_object, unreadable
 from tensorrt_llm._torch.visual_gen.checkpoints.layout import missing_descriptions
 from tensorrt_llm._torch.visual_gen.checkpoints.problems import (
     MISSING,
@@ -71,18 +71,6 @@ _SOUND_RULES = {
 _VAE_FACTORS = {"space": 16, "time": 4}
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file of a checkpoint.
-
-    Raises:
-        ValueError: it can't be read, or is no JSON.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, "JSON", error) from error
-
-
 def check_files(root: Path) -> None:
     """Raise ValueError, naming all of them, if small files of the pipeline are missing.
 
@@ -103,10 +91,9 @@ def read_scheduler(root: Path) -> Any:
     """
     import diffusers
 
-    folder = root / "scheduler"
-    path = folder / "scheduler_config.json"
-    config = read_json(path)
-    name = (config.get("_class_name") if isinstance(config, dict) else None) or _SCHEDULERS[0]
+    path = root / "scheduler" / "scheduler_config.json"
+    config = read_json_object(path)
+    name = config.get("_class_name") or _SCHEDULERS[0]
     if name not in _SCHEDULERS:
         raise ValueError(
             describe_error(
@@ -117,28 +104,12 @@ def read_scheduler(root: Path) -> Any:
                 remedy="restore the scheduler folder that was published with the checkpoint",
             )
         )
-    if isinstance(config, dict):
-        check_values(config, _SCHEDULER_RULES, path)
-        _check_sigmas(config, path)
+    check_values(config, _SCHEDULER_RULES, path)
+    _check_sigmas(config, path)
     try:
-        return getattr(diffusers, name).from_pretrained(folder)
+        return getattr(diffusers, name).from_config(config)
     except Exception as error:  # whatever diffusers makes of bad fields
-        raise _unreadable(path, f"a configuration of {name}", error) from error
-
-
-def read_tokenizer(root: Path) -> Any:
-    """The checkpoint's text tokenizer.
-
-    Raises:
-        ValueError: it can't be read.
-    """
-    from transformers import AutoTokenizer
-
-    folder = root / "text_tokenizer"
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # transformers raises nearly everything here
-        raise _unreadable(folder, "a tokenizer that transformers reads", error) from error
+        raise unreadable(path, f"a configuration of {name}", error) from error
 
 
 def plan_vae(root: Path) -> nn.Module:
@@ -212,9 +183,8 @@ def _plan_module(
     """
     import diffusers
 
-    config = read_json(folder / "config.json")
-    if isinstance(config, dict):
-        check_values(config, rules, folder / "config.json")
+    config = read_json_object(folder / "config.json")
+    check_values(config, rules, folder / "config.json")
     weights = SafetensorsFolder(folder)
     try:
         with torch.device("meta"), warnings.catch_warnings():
@@ -223,7 +193,7 @@ def _plan_module(
             module = getattr(diffusers, class_name).from_config(config)
     except Exception as error:  # whatever diffusers makes of bad fields
         path = folder / "config.json"
-        raise _unreadable(path, f"a configuration of {class_name}", error) from error
+        raise unreadable(path, f"a configuration of {class_name}", error) from error
     wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     if optional is not None and not any(name.startswith(optional) for name in weights):
         wanted = {n: shape for n, shape in wanted.items() if not n.startswith(optional)}
@@ -239,15 +209,3 @@ def _plan_module(
         f"every tensor of {class_name}",
     )
     return module
-
-
-def _unreadable(path: Path, expected: str, error: Exception) -> ValueError:
-    return ValueError(
-        describe_error(
-            "A checkpoint file can't be read",
-            where=path,
-            expected=expected,
-            found=f"{type(error).__name__}: {error}",
-            remedy="restore it from the published checkpoint",
-        )
-    )

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tensorrt_llm._torch.visual_gen.checkpoints.components import read_json
+from tensorrt_llm._torch.visual_gen.checkpoints.json_files import read_json
 from tensorrt_llm._torch.visual_gen.checkpoints.safetensors_folder import SafetensorsFolder
 from tensorrt_llm._torch.visual_gen.config import DiffusionPipelineConfig
 from tensorrt_llm._torch.visual_gen.models.cosmos3.step_precision import (

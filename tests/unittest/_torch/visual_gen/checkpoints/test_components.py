@@ -13,8 +13,8 @@ from tensorrt_llm._torch.visual_gen.checkpoints.components import (
     plan_sound_tokenizer,
     plan_vae,
     read_scheduler,
-    read_tokenizer,
 )
+from tensorrt_llm._torch.visual_gen.checkpoints.text_tokenizer import read_tokenizer
 
 VAE_WEIGHTS = "vae/diffusion_pytorch_model.safetensors"
 
