@@ -34,6 +34,9 @@ from tensorrt_llm._torch.visual_gen.checkpoints.safetensors_folder import Safete
 from tensorrt_llm._utils import describe_error
 
 _SCHEDULERS = ("UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler")
+# Of the 4-step builds, read by `Cosmos3SamplingPolicy`. diffusers' scheduler has no such arguments
+# and would warn that they are ignored.
+_FIXED_STEP_FIELDS = ("fixed_step_sampler_config", "fixed_step_requires_explicit_sigmas")
 # What of a component's configuration this package computes with.
 _SCHEDULER_RULES = {
     "num_train_timesteps": POSITIVE_INTEGER,
@@ -107,9 +110,12 @@ def read_scheduler(root: Path) -> Any:
     check_values(config, _SCHEDULER_RULES, path)
     _check_sigmas(config, path)
     try:
-        return getattr(diffusers, name).from_config(config)
+        known = {key: value for key, value in config.items() if key not in _FIXED_STEP_FIELDS}
+        scheduler = getattr(diffusers, name).from_config(known)
     except Exception as error:  # whatever diffusers makes of bad fields
         raise unreadable(path, f"a configuration of {name}", error) from error
+    scheduler.register_to_config(**{key: config[key] for key in config.keys() - known.keys()})
+    return scheduler
 
 
 def plan_vae(root: Path) -> nn.Module:

@@ -2,6 +2,7 @@
 """The parts beside the transformer: refused by name before anything large is read."""
 
 import json
+import logging
 import shutil
 
 import pytest
@@ -78,6 +79,30 @@ def test_a_scheduler_without_a_class_is_unipc_and_one_of_another_family_is_refus
     path.write_text(json.dumps(config | {"_class_name": "DDIMScheduler"}))
     with pytest.raises(ValueError, match="DDIMScheduler"):
         read_scheduler(checkpoint)
+
+
+def test_the_fields_of_a_4_step_build_are_kept_without_a_warning_and_others_are_warned_of(
+    checkpoint, caplog
+):
+    fields = {
+        "fixed_step_sampler_config": {"t_list": [1.0, 0.5], "sample_type": "sde"},
+        "fixed_step_requires_explicit_sigmas": True,
+    }
+    config = {"_class_name": "FlowMatchEulerDiscreteScheduler", "stochastic_sampling": True}
+    path = checkpoint / "scheduler/scheduler_config.json"
+    path.write_text(json.dumps(config | fields))
+    logger = logging.getLogger("diffusers")
+    logger.addHandler(caplog.handler)
+    try:
+        scheduler = read_scheduler(checkpoint)
+        assert fields.items() <= dict(scheduler.config).items()
+        assert scheduler.config.stochastic_sampling is True
+        assert caplog.text == ""
+        path.write_text(json.dumps(config | fields | {"fixed_stepper": 1}))
+        read_scheduler(checkpoint)
+        assert "'fixed_stepper': 1}" in caplog.text and "fixed_step_" not in caplog.text
+    finally:
+        logger.removeHandler(caplog.handler)
 
 
 @pytest.mark.parametrize(
