@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 import shutil
+import sys
 import tomllib
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from huggingface_hub import constants
 
 from tensorrt_llm.commands.inspect import main
+from tests.support.fake_cosmos_guardrail import package
 from tests.support.hub import fill_cache
 
 pytestmark = pytest.mark.cosmos3
@@ -36,6 +38,41 @@ def test_a_checkpoint_that_loads_gives_0_and_a_report_in_blocks(tiny_fp8_checkpo
     assert "12 of 20 shards (60%)" in text
     assert "--fidelity reads the weights" in text
     assert not [line for line in text.splitlines() if line.rstrip() != line]
+
+
+MISSING_GUARDRAILS = "asks for guardrails, which can't be loaded here"
+
+
+@pytest.mark.parametrize("asks", [True, None, False])
+def test_missing_guardrails_are_told_where_the_checkpoint_asks_for_them(
+    tiny_fp8_checkpoint, tmp_path, monkeypatch, asks
+):
+    monkeypatch.setitem(sys.modules, "cosmos_guardrail", None)  # an import of it fails
+    root = shutil.copytree(tiny_fp8_checkpoint, tmp_path / "asking")
+    index = json.loads((root / "model_index.json").read_text())
+    index["enable_safety_checker"] = asks
+    if asks is None:  # absent means that it asks
+        del index["enable_safety_checker"]
+    (root / "model_index.json").write_text(json.dumps(index))
+    result, document = run(root), json.loads(run(root, "--json").stdout)
+    assert result.exit_code == 0 and document["verdict"]["loads"] is True
+    if asks is False:
+        assert MISSING_GUARDRAILS not in result.stdout and document["verdict"]["notices"] == []
+        return
+    (notice,) = document["verdict"]["notices"]
+    assert f"  but {notice}\n" in result.stdout
+    for part in (MISSING_GUARDRAILS, "unless its use_guardrails is false", "cosmos-guardrail"):
+        assert part in notice
+    monkeypatch.setenv("TRTLLM_DISABLE_COSMOS3_GUARDRAILS", "1")
+    assert json.loads(run(root, "--json").stdout)["verdict"]["notices"] == []
+
+
+def test_guardrails_that_are_there_are_not_told_of(tiny_fp8_checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cosmos_guardrail", package())
+    root = shutil.copytree(tiny_fp8_checkpoint, tmp_path / "asking")
+    index = json.loads((root / "model_index.json").read_text()) | {"enable_safety_checker": True}
+    (root / "model_index.json").write_text(json.dumps(index))
+    assert MISSING_GUARDRAILS not in run(root).stdout
 
 
 def test_json_alone_is_on_stdout_also_while_measuring(tiny_fp8_checkpoint):

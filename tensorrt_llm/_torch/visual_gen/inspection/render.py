@@ -30,6 +30,7 @@ def render_text(report: Report) -> str:
 def _verdict(report: Report) -> Iterator[str]:
     if report.refusal is None:
         yield "  loads: the loader's own plan accepts it"
+        yield from (f"  but {notice}" for notice in report.notices)
         return
     lines = str(report.refusal).splitlines() or [""]
     yield f"  refused: {type(report.refusal).__name__}: {lines[0]}"

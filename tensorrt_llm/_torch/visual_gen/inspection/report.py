@@ -36,6 +36,7 @@ from tensorrt_llm._torch.visual_gen.inspection.memory import (
     request_need,
     vision_tokens,
 )
+from tensorrt_llm._torch.visual_gen.inspection.notices import notices
 from tensorrt_llm._torch.visual_gen.models.cosmos3.checkpoint_traits import CheckpointTraits
 from tensorrt_llm._torch.visual_gen.models.cosmos3.defaults import resolve_request
 from tensorrt_llm._torch.visual_gen.models.cosmos3.resolved_request import ResolvedRequest
@@ -85,6 +86,7 @@ class Report:
     Attributes:
         source: Where it lies, and its commit.
         refusal: What a load would raise; None where it would load.
+        notices: What keeps requests from running although it loads.
         contents: What it is.
         memory: None where config.json describes no model that could be sized.
         groups: What a fused engine would merge, with scales; errors only if measured.
@@ -94,6 +96,7 @@ class Report:
 
     source: CheckpointSource
     refusal: Exception | None
+    notices: tuple[str, ...]
     contents: Contents
     memory: Memory | None
     groups: tuple[Group, ...]
@@ -113,6 +116,7 @@ class Report:
                 "loads": refusal is None,
                 "error": None if refusal is None else type(refusal).__name__,
                 "message": None if refusal is None else str(refusal),
+                "notices": list(self.notices),
             },
             "contents": asdict(self.contents),
             "memory": None if self.memory is None else _memory_json(self.memory),
@@ -166,7 +170,8 @@ def inspect_checkpoint(
             measure, refusal = False, refusal or error
     models = _models(source, args) if plan is None else _Models.planned(plan)
     memory = None if models is None else _memory(models, request, loader.device)
-    return Report(source, refusal, contents, memory, groups, left_out, measure)
+    told = notices(plan.index) if refusal is None else ()
+    return Report(source, refusal, told, contents, memory, groups, left_out, measure)
 
 
 def fusion_summary(groups: tuple[Group, ...], fusion: str) -> dict[str, Any]:

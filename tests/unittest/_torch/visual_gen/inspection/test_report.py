@@ -234,6 +234,7 @@ def test_the_verdict_is_word_for_word_that_of_a_load(checkpoint, fault):
         "loads": raised is None,
         "error": None if raised is None else type(raised).__name__,
         "message": None if raised is None else str(raised),
+        "notices": [],
     }
 
 
