@@ -2,6 +2,7 @@
 """The JSON files of a checkpoint. Importing this module does not import torch."""
 
 import json
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
                 "A configuration of the checkpoint is no JSON object",
                 where=path,
                 expected="an object, {...}",
-                found=f"{_JSON_NAMES.get(type(content), 'null')}: {str(content)[:60]!r}",
+                found=reprlib.repr(json.dumps(content)),
                 remedy="restore this file from the published checkpoint",
             )
         )
     return content
-
-
-_JSON_NAMES = {list: "a list", str: "a string", bool: "a flag", int: "a number", float: "a number"}
 
 
 def unreadable(path: Path, expected: str, error: Exception) -> ValueError:
