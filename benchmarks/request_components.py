@@ -16,11 +16,9 @@ from torch import nn
 
 from benchmarks.common import BF16, Family
 from benchmarks.random_model import Variant, random_transformer
-from tensorrt_llm._torch.visual_gen.checkpoints.components import (
-    read_json,
-    read_scheduler,
-    read_tokenizer,
-)
+from tensorrt_llm._torch.visual_gen.checkpoints.components import read_scheduler
+from tensorrt_llm._torch.visual_gen.checkpoints.json_files import read_json_object
+from tensorrt_llm._torch.visual_gen.checkpoints.text_tokenizer import read_tokenizer
 from tensorrt_llm._torch.visual_gen.models.cosmos3.guardrails import load_guardrails
 from tensorrt_llm._torch.visual_gen.models.cosmos3.pipeline_cosmos3 import Cosmos3OmniMoTPipeline
 from tensorrt_llm._torch.visual_gen.pipeline_loader import Cosmos3Components
@@ -38,7 +36,7 @@ def random_pipeline(
     with tempfile.TemporaryDirectory() as folder:
         root = make_tiny_checkpoint(Path(folder) / "tiny", precision="bf16")
         tokenizer, scheduler = read_tokenizer(root), read_scheduler(root)
-        vae_config = read_json(root / "vae" / "config.json")
+        vae_config = read_json_object(root / "vae" / "config.json")
     if family.name != "small":
         vae_config |= _PUBLISHED_VAE
     _, guardrails = load_guardrails({"enable_safety_checker": False}, device)

@@ -102,7 +102,8 @@ class VisualGenOutput(BaseModel):
         it is there whole or not at all.
 
         Args:
-            path: The target; its folder must exist. An existing file is replaced.
+            path: The target; its folder must exist. An existing file is replaced, where
+                a symbolic link points if it is one; what is no regular file is refused.
             format: "png", "jpg", "webp" for an image, "mp4" (H.264, yuv420p, BT.709; sound as AAC)
                 for a video, "wav" (PCM, 16 bit) for its sound alone. Default: the path's suffix,
                 which must agree where both are given.

@@ -352,7 +352,7 @@ def check_output_path(path: Path | None, params: VisualGenParams) -> Path:
                 remedy=f"name it {wanted}{other}",
             )
         )
-    media_writer.check_target(path)
+    media_writer.resolve_target(path)
     return path
 
 

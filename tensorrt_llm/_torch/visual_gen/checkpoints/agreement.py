@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from tensorrt_llm._torch.visual_gen.checkpoints.config_values import Rule, check_values
+from tensorrt_llm._torch.visual_gen.checkpoints.config_values import FLAG, Rule, check_values
 from tensorrt_llm._torch.visual_gen.checkpoints.json_files import read_json_object
 from tensorrt_llm._torch.visual_gen.config import DiffusionModelConfig
 from tensorrt_llm._torch.visual_gen.models.cosmos3.precision_policy import (
@@ -21,14 +21,20 @@ if TYPE_CHECKING:
         Cosmos3VFMTransformer,
     )
 
-_INDEX_RULES = {"_class_name": Rule("a class name", lambda value: isinstance(value, str))}
+_INDEX_RULES = {
+    "_class_name": Rule("a class name", lambda value: isinstance(value, str)),
+    # Read by its truth, "false" would ask for guardrails and null would switch them off.
+    "enable_safety_checker": FLAG,
+    "default_use_system_prompt": FLAG,
+    "use_native_flow_schedule": FLAG,
+}
 
 
 def read_model_index(root: Path) -> dict[str, Any]:
     """``model_index.json`` of a checkpoint.
 
     Raises:
-        ValueError: no JSON object, or a class that is no name.
+        ValueError: no JSON object, a class that is no name, or a flag that is no boolean.
         NotImplementedError: a checkpoint of the Edge family.
     """
     path = root / "model_index.json"

@@ -188,6 +188,15 @@ def test_a_class_of_the_pipeline_that_is_no_name_is_refused(checkpoint, name):
     assert "model_index.json, _class_name" in refused(checkpoint)
 
 
+@pytest.mark.parametrize(
+    "flag", ["enable_safety_checker", "default_use_system_prompt", "use_native_flow_schedule"]
+)
+@pytest.mark.parametrize("value", ["false", None, 0])
+def test_a_flag_of_the_index_that_is_no_boolean_is_refused(checkpoint, flag, value):
+    json_changed("model_index.json", lambda c: c.update({flag: value}))(checkpoint)
+    assert f"{flag}: true or false" in refused(checkpoint)
+
+
 def test_a_folder_loads_without_asking_anybody(checkpoint, asked_hosts):
     load(checkpoint)
     assert asked_hosts == []
