@@ -19,8 +19,9 @@ def notices(index: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     return (
         f"it asks for guardrails, which can't be loaded here ({reason}): it loads with a warning, "
-        "and a request is refused unless its use_guardrails is false; pip install "
-        f"cosmos-guardrail, or take the checks upon yourself with {GUARDRAILS_OFF}=1",
+        "and a request is refused unless its use_guardrails is false; pip install -c "
+        "constraints.txt cosmos-guardrail, or take the checks upon yourself with "
+        f"{GUARDRAILS_OFF}=1",
     )
 
 

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from tensorrt_llm._torch.visual_gen.quantization.recipe import (
+    OTHER_NAMES_OF_IGNORE,
     UNSUPPORTED_KEYS,
     ParsedRecipe,
     parse_quant_recipe,
@@ -61,7 +62,7 @@ def parse_callers_recipe(recipe: Mapping[str, Any] | QuantConfig, own: object) -
     """
     if isinstance(recipe, QuantConfig):
         recipe = recipe.model_dump(mode="json", exclude_none=True)
-    refuse_unknown_keys(recipe)
+    refuse_unknown_keys(recipe, own if isinstance(own, Mapping) else {})
     _refuse_step_policy(recipe, own)
     parsed = parse_quant_recipe(recipe, _OWNER)
     config, _, weights_dynamic, _ = parsed
@@ -72,13 +73,31 @@ def parse_callers_recipe(recipe: Mapping[str, Any] | QuantConfig, own: object) -
     return parsed
 
 
-def refuse_unknown_keys(recipe: Mapping[str, Any]) -> None:
-    """Refuse the keys of a caller's recipe that mean nothing here, before a checkpoint is at hand.
+def refuse_unknown_keys(recipe: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
+    """Refuse the keys of a caller's recipe that mean nothing here.
+
+    Those of a faithful copy are left alone, as they are in the checkpoint's own recipe.
+
+    Args:
+        recipe: The caller's.
+        own: The checkpoint's; None before a checkpoint is at hand, when what says ``quant_method``
+            may be a copy.
 
     Raises:
         ValueError: such keys, all of them, with the known one that each resembles.
     """
-    unknown = sorted(map(str, recipe.keys() - KNOWN_KEYS.keys() - UNSUPPORTED_KEYS.keys()))
+    in_exporters_style = "quant_method" in recipe
+    if own is None and in_exporters_style:
+        return
+
+    def is_harmless(key: Any, value: Any) -> bool:
+        if key in KNOWN_KEYS or key in UNSUPPORTED_KEYS:
+            return True  # judged later
+        if in_exporters_style and says_nothing(value):
+            return True  # exporters write all their options out
+        return own is not None and key in own and own[key] == value
+
+    unknown = sorted(str(key) for key, value in recipe.items() if not is_harmless(key, value))
     if unknown:
         raise ValueError(
             describe_error(
@@ -92,6 +111,8 @@ def refuse_unknown_keys(recipe: Mapping[str, Any]) -> None:
 
 
 def _correction(key: str) -> str:
+    if key in OTHER_NAMES_OF_IGNORE:
+        return f"write the names of {key!r} as patterns of 'ignore'"
     similar = get_close_matches(key, KNOWN_KEYS, n=1, cutoff=0.75)
     return f"write {similar[0]!r} instead of {key!r}" if similar else f"leave {key!r} out"
 

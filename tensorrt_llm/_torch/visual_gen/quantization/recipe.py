@@ -17,12 +17,9 @@ from tensorrt_llm.quantization.mode import QuantAlgo
 
 _OTHER_CHECKPOINT = "use a ModelOpt FP8 checkpoint with per-tensor scales, or a 16-bit one"
 _NO_BOOLEAN = "write true or false without quotes"
-_USE_IGNORE = "write the names as patterns of ignore"
 
 UNSUPPORTED_KEYS = {
     "quantization": "write what it holds without it: it is the wrapper of hf_quant_config.json",
-    "modules_to_not_convert": _USE_IGNORE,
-    "ignored_layers": _USE_IGNORE,
     "quantized_layers": _OTHER_CHECKPOINT,
     "kv_cache_quant_algo": _OTHER_CHECKPOINT,
     "kv_cache_scheme": _OTHER_CHECKPOINT,
@@ -35,11 +32,16 @@ UNSUPPORTED_KEYS = {
 """Top-level keys that change what the tensors mean and that nothing here implements -> remedy. They
 may be there without saying anything: null, false or empty."""
 
-# Other spellings of what the algorithm FP8 means here: they agree with it or contradict it.
+OTHER_NAMES_OF_IGNORE = ("modules_to_not_convert", "ignored_layers")
+"""What other exporters call it. diffusers writes one beside ModelOpt's FP8; stored weights say the
+same themselves."""
+
+# Other spellings of what the algorithm FP8 means here, in lower case and with underscores: they
+# agree with it or contradict it.
 _SERVED_VALUES = {
-    "fmt": ("e4m3", "e4m3fn", "float8_e4m3fn"),
+    "fmt": ("e4m3", "e4m3fn", "float8_e4m3fn", "float8", "fp8"),
     "granularity": ("tensor", "per_tensor"),
-    "quant_type": ("FP8_FP8", "FP8"),
+    "quant_type": ("fp8_fp8", "fp8"),
 }
 
 Flags = tuple[bool, bool]
@@ -90,6 +92,8 @@ def parse_quant_recipe(
         if says or (says is False and any(flags)):
             remedy = "remove dynamic: each quantiser of a group has its own"
             _refuse("dynamic contradicts config_groups", where, "one of the two", recipe, remedy)
+    if flags[0]:
+        _refuse_other_names_of_ignore(recipe, owner)
     _check_activation_scheme(recipe, owner, "dynamic" if flags[1] else "static")
     return config, None, *flags
 
@@ -115,7 +119,7 @@ def _refuse_unsupported_keys(recipe: Mapping[str, Any], owner: str) -> None:
             _refuse(f"{key} is not supported", where, "no such key", repr(value), remedy)
     for key, served in _SERVED_VALUES.items():
         value = recipe.get(key)
-        if value is not None and value not in served:
+        if value is not None and str(value).lower().replace("-", "_") not in served:
             where = f"{owner}.{key}"
             _refuse(f"This {key} is not supported", where, f"one of {served}", repr(value))
     if not isinstance(recipe.get("dynamic", False), bool):
@@ -136,6 +140,19 @@ def _refuse_parts_of_a_recipe(recipe: Mapping[str, Any], owner: str) -> None:
             repr(recipe["activation_scheme"]),
             "add quant_algo FP8, or leave activation_scheme out",
         )
+
+
+def _refuse_other_names_of_ignore(recipe: Mapping[str, Any], owner: str) -> None:
+    for key in OTHER_NAMES_OF_IGNORE:
+        value = recipe.get(key)
+        if not says_nothing(value):
+            _refuse(
+                f"{key} is not followed where weights are quantised while loading",
+                f"{owner}.{key}",
+                "ignore",
+                repr(value),
+                "write the names as patterns of ignore",
+            )
 
 
 def _check_activation_scheme(recipe: Mapping[str, Any], owner: str, scheme: str) -> None:

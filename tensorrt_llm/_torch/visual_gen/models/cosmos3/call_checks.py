@@ -63,7 +63,7 @@ def _rules(
     """One after the other: a rule may rely on those before it."""
     yield (
         "timestep and raw_timestep are required",
-        timestep is not None and raw_timestep is not None,
+        isinstance(timestep, torch.Tensor) and isinstance(raw_timestep, torch.Tensor),
         "two tensors [batch]",
         f"{type(timestep).__name__} and {type(raw_timestep).__name__}",
         "pass raw_timestep from the scheduler, and timestep = raw_timestep / num_train_timesteps",

@@ -55,6 +55,10 @@ UNKNOWN = [
     ({"quant_algo": "FP8", "ignored": ["gen_layers"]}, "ignored", "'ignore' instead of 'ignored'"),
     ({"quant_algo": "FP8", "exclude_module": ["a"]}, "exclude_module", "'exclude_modules'"),
     ({"foo": 1}, "foo", "leave 'foo' out"),
+    *(
+        ({"quant_algo": "FP8", key: ["gen_layers"]}, key, f"names of '{key}' as patterns")
+        for key in ("modules_to_not_convert", "ignored_layers")
+    ),
     ({"quant_algo": "FP8", "foo": None}, "foo", "leave 'foo' out"),
     ({"quant_algo": "FP8", 1: 2}, "1", "leave '1' out"),
 ]
@@ -85,8 +89,6 @@ def test_every_unknown_key_is_named_at_once():
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("modules_to_not_convert", ["gen_layers"]),
-        ("ignored_layers", ["gen_layers"]),
         ("weight_block_size", [128, 128]),
         ("activation_scheme", "static"),
         ("activation_scheme", "token"),
@@ -188,6 +190,26 @@ def test_what_describes_a_quantisation_is_refused_beside_no_algorithm(tmp_path, 
 def test_no_quantisation_can_be_asked_for_in_so_many_words(tmp_path, recipe):
     config = read(tmp_path, recipe, COPY)
     assert config.quant_config == QuantConfig() and config.quant_config_overridden
+
+
+EXPORTERS_OWN = {
+    "modules_to_not_convert": ["time_embedder"],
+    "channel_quantize": None,
+    "calib_cfg": {"method": "max"},
+}
+
+
+def test_a_copy_of_the_loaded_checkpoints_recipe_may_hold_whatever_it_holds(tmp_path):
+    recipe = COPY | EXPORTERS_OWN
+    config = read(tmp_path, recipe, own=recipe)
+    assert config.quant_config.quant_algo == "FP8" and not config.dynamic_weight_quant
+
+
+@pytest.mark.parametrize("own", [COPY, None])
+def test_what_the_loaded_checkpoints_recipe_does_not_hold_is_no_copy(tmp_path, own):
+    with pytest.raises(ValueError, match=r"\['calib_cfg', 'modules_to_not_convert'\]") as error:
+        read(tmp_path, COPY | EXPORTERS_OWN, own=own)
+    assert "write the names of 'modules_to_not_convert' as patterns" in str(error.value)
 
 
 HF_QUANT_CONFIG = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}

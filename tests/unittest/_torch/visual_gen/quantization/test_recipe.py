@@ -110,6 +110,9 @@ def test_options_that_say_per_tensor_are_accepted(key, value):
         *(("modules_to_not_convert", []), ("weight_block_size", None), ("per_channel", False)),
         *(("activation_scheme", "static"), ("fmt", "e4m3"), ("fmt", "float8_e4m3fn")),
         *(("granularity", "per_tensor"), ("quant_type", "FP8"), ("quant_type", None)),
+        # What diffusers 0.42.1 writes beside ModelOpt's FP8.
+        *(("modules_to_not_convert", ["time_embedder"]), ("channel_quantize", None)),
+        *(("granularity", "per-tensor"), ("fmt", "E4M3"), ("fmt", "float8")),
         ("whatever_a_later_exporter_adds", {"a": 1}),
     ],
 )
@@ -157,8 +160,11 @@ REFUSED = [
     (changed(("config_groups", "group_1"), SECOND_GROUP), "group_1.weights"),
     (changed(("config_groups", "group_1"), DYNAMIC_GROUP), "Mixed config groups"),
     (changed(("dynamic",), True), "dynamic contradicts config_groups"),
-    (changed(("modules_to_not_convert",), ["gen_layers"]), "modules_to_not_convert"),
-    (changed(("ignored_layers",), ["gen_layers"]), "ignored_layers"),
+    (
+        {"quant_algo": "FP8", "modules_to_not_convert": ["a"]},
+        "modules_to_not_convert is not followed",
+    ),
+    ({"quant_algo": "FP8", "ignored_layers": ["a"]}, "ignored_layers is not followed"),
     (changed(("weight_block_size",), [128, 128]), "weight_block_size"),
     (changed(("per_channel",), True), "per_channel"),
     (changed(("granularity",), "block"), "granularity"),
