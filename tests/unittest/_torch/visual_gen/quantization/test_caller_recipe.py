@@ -10,24 +10,14 @@ from tensorrt_llm._torch.visual_gen.config import DiffusionPipelineConfig
 from tensorrt_llm._torch.visual_gen.pipeline_loader import PipelineLoader
 from tensorrt_llm.models.modeling_utils import QuantConfig
 from tensorrt_llm.visual_gen import VisualGenArgs
+from tensorrt_llm.visual_gen.tiny_fp8 import STEP_POLICY
 
 SPEC = {"dynamic": False, "num_bits": 8, "type": "float"}
 GROUPS = {"group_0": {"weights": SPEC, "input_activations": SPEC, "targets": ["Linear"]}}
 DYNAMIC_GROUPS = {
     "group_0": {key: SPEC | {"dynamic": True} for key in ("weights", "input_activations")}
 }
-POLICY = {
-    "schema_version": 1,
-    "type": "first_last_n",
-    "index_space": "denoising_loop_iteration",
-    "scope": ["transformer"],
-    "default_mode": "native",
-    "first_steps": {"count": 3, "mode": "a16"},
-    "last_steps": {"count": 3, "mode": "a16"},
-    "overlap": "a16",
-    "reasoner": "a16",
-}
-RUNTIME = {"diffusion_step_policy": POLICY}
+RUNTIME = {"diffusion_step_policy": STEP_POLICY}
 COPY = {
     "quant_method": "modelopt",
     "quant_type": "FP8_FP8",
@@ -119,7 +109,7 @@ def test_a_step_policy_of_the_callers_own_is_refused(tmp_path, own, runtime):
 
 
 def test_a_step_policy_other_than_the_checkpoints_is_refused(tmp_path):
-    other = {"diffusion_step_policy": POLICY | {"reasoner": "native"}}
+    other = {"diffusion_step_policy": STEP_POLICY | {"reasoner": "native"}}
     with pytest.raises(ValueError, match="belongs to the checkpoint"):
         read(tmp_path, COPY | {"runtime": other}, COPY | {"runtime": RUNTIME})
 
