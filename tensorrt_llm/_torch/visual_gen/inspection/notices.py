@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from tensorrt_llm._torch.visual_gen.models.cosmos3.guardrails import GUARDRAILS_OFF
+from tensorrt_llm._torch.visual_gen.models.cosmos3.guardrails import GUARDRAILS_OFF, WAYS_OUT
 
 
 def notices(index: Mapping[str, Any]) -> tuple[str, ...]:
@@ -19,9 +19,7 @@ def notices(index: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     return (
         f"it asks for guardrails, which can't be loaded here ({reason}): it loads with a warning, "
-        "and a request is refused unless its use_guardrails is false; pip install -c "
-        "constraints.txt cosmos-guardrail, or take the checks upon yourself with "
-        f"{GUARDRAILS_OFF}=1",
+        f"and requests are refused until you {WAYS_OUT}",
     )
 
 

@@ -19,7 +19,7 @@ from tensorrt_llm.visual_gen.output import RequestBlockedError
 from tensorrt_llm.visual_gen.params import ParameterError
 
 GUARDRAILS_OFF = "TRTLLM_DISABLE_COSMOS3_GUARDRAILS"
-_WAYS_OUT = (
+WAYS_OUT = (
     "pip install -c constraints.txt cosmos-guardrail and accept the license of "
     "nvidia/Cosmos-1.0-Guardrail on the Hub; or take the checks upon yourself with "
     f"{GUARDRAILS_OFF}=1 or use_guardrails False"
@@ -142,9 +142,9 @@ def load_guardrails(index: Mapping[str, Any], device: torch.device) -> tuple[boo
     except Exception as error:  # a package of many parts: imports, downloads, files
         reason = f"{type(error).__name__}: {error}"
         logger.warning(
-            "Guardrails can't be loaded (%s). Requests are refused until you %s.", reason, _WAYS_OUT
+            "Guardrails can't be loaded (%s). Requests are refused until you %s.", reason, WAYS_OUT
         )
-        return True, MissingGuardrails(reason, _WAYS_OUT)
+        return True, MissingGuardrails(reason, WAYS_OUT)
 
 
 def require_guardrails(values: ResolvedRequest, guardrails: Guardrails) -> None:

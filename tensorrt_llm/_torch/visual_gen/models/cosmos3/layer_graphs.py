@@ -34,7 +34,7 @@ TEXT_CAPACITY = 4096
 
 MAX_SHORT_ROWS = 16_384
 """Rows up to which a step counts as short, for CUDA graphs by default. At 2,048 rows (1024x1024,
-two branches) a step takes 30 ms with graphs, and 33 to 50 without, by how busy the host is; at
+two branches) a step takes 30 ms with graphs, and 33 to 48 without, by how busy the host is; at
 37,440 (480p x 189) 1.1 s (benchmarks/results/step_nano_h200.json)."""
 
 RunLayers = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, TextKeys], torch.Tensor]
